@@ -1,0 +1,243 @@
+"""The messages between the control process and a mount worker, and their framing.
+
+The worker listens on a Unix socket, one per workspace; the control process connects, sends ``Hello`` and gets
+``Welcome`` with a descriptor of the backing root (SCM_RIGHTS). After that each ``Request`` gets one ``Reply`` with the
+same number; several may be under way. A frame is a big-endian u32 length and that many bytes of msgpack.
+
+When a connection ends, the worker behaves as if ``Resume`` had been sent, keeps what was handed over and not yet
+``Committed``, and keeps a guard. A second connection takes the place of the first.
+
+Both sides import this module and nothing else of each other.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated
+
+import msgspec
+
+#: Raised by one whenever a message changes; a control process adopts only workers of its own version.
+PROTOCOL_VERSION = 1
+
+#: No frame is larger. One freeze of a million dirty nodes fits.
+MAX_FRAME = 1 << 30
+
+_LENGTH = struct.Struct(">I")
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
+    """Base of all messages; encoded as an array that begins with the class's name."""
+
+
+class Hello(Message):
+    """First message of a control process."""
+
+    version: int
+    control_pid: int
+
+
+class Welcome(Message):
+    """Answer to ``Hello``; carries a descriptor of the backing root."""
+
+    version: int
+    workspace_id: str
+    worker_pid: int
+    root: bytes
+    mountpoint: bytes
+    #: ``st_dev`` of the mount.
+    device: int
+    #: Nanoseconds since the epoch.
+    started_ns: int
+    #: Restore that guards the mount, or empty.
+    guard: str
+    #: Why nothing may be changed, or empty.
+    read_only: str
+
+
+class DirtyDirectory(Message):
+    """A directory whose entries changed since the last committed generation."""
+
+    inode: int
+    #: Relative to the root, ``b""`` for the root.
+    path: bytes
+    #: Names that were made, removed or replaced; None when any may have been.
+    names: list[bytes] | None
+    #: Its own mode, owner or extended attributes changed.
+    attributes: bool
+    #: It came from a place that is not watched: anything below it may have changed unseen.
+    subtree: bool
+
+
+class DirtyFile(Message):
+    """A file or link whose content or attributes changed since the last committed generation."""
+
+    inode: int
+    #: Every path by which the worker knows it, relative to the root; empty when it has no name any more.
+    paths: list[bytes]
+    #: Content as well as attributes.
+    content: bool
+
+
+class OpenHandle(Message):
+    """One open file or directory description."""
+
+    inode: int
+    #: A path by which the worker knows it, relative to the root; the last one when ``deleted``.
+    path: bytes
+    #: As the kernel gave it at open: a thread id, 0 when it is outside the daemon's pid namespace.
+    pid: int
+    command: str
+    writable: bool
+    #: Nanoseconds since the epoch.
+    since_ns: int
+    deleted: bool
+    directory: bool
+
+
+class Freeze(Message):
+    """Park mutating calls, drain those begun, and hand over what is dirty. Answer: ``Frozen``.
+
+    The calls stay parked until ``Resume``, ``Guard`` or the end of the connection.
+    """
+
+    #: Seconds to wait for calls that have begun; then the answer is ``Failed`` with EBUSY and nothing stays parked.
+    timeout: float
+
+
+class Frozen(Message):
+    generation: int
+    #: False for the first freeze after the worker started: what changed before is not known.
+    complete: bool
+    directories: list[DirtyDirectory]
+    files: list[DirtyFile]
+
+
+class Committed(Message):
+    """What generation ``generation`` (and all before) handed over is durable: forget it. Answer: ``Done``."""
+
+    generation: int
+
+
+class Resume(Message):
+    """Let parked calls go on. Answer: ``Done``."""
+
+
+class Guard(Message):
+    """A restore begins: foreign calls that would change ``inodes`` are answered EBUSY from now on. Answer: ``Done``.
+
+    A call changes an inode when it writes, truncates, sets attributes of it, or makes, removes, renames or replaces an
+    entry in it (a directory) or of it. Calls of threads whose id is in ``owners`` pass. Parked calls are let go and
+    looked at anew. The guard stays over the end of the connection.
+    """
+
+    restore_id: str
+    owners: list[int]
+    inodes: list[int]
+
+
+class Unguard(Message):
+    """Take the guard away. Answer: ``Done``."""
+
+
+class SetReadOnly(Message):
+    """Answer EROFS to every mutating call when ``reason`` is not empty (``owners`` of a guard pass). Answer: ``Done``."""
+
+    reason: str
+
+
+class ListHandles(Message):
+    """Answer: ``Handles``."""
+
+
+class Handles(Message):
+    handles: list[OpenHandle]
+
+
+class GetStats(Message):
+    """Answer: ``Stats``."""
+
+
+class OperationStats(Message):
+    name: str
+    count: int
+    errors: int
+    total_ns: int
+    #: Counts by latency: bucket i holds what took less than 2**i microseconds and not less than 2**(i-1).
+    buckets: list[int]
+
+
+class Stats(Message):
+    operations: list[OperationStats]
+    nodes: int
+    handles: int
+    dirty_files: int
+    dirty_directories: int
+    descriptors: int
+
+
+class Done(Message):
+    pass
+
+
+class Failed(Message):
+    """The request was not carried out."""
+
+    errno: int
+    reason: str
+
+
+Request = Freeze | Committed | Resume | Guard | Unguard | SetReadOnly | ListHandles | GetStats
+Answer = Frozen | Done | Handles | Stats | Failed
+
+
+class RequestFrame(msgspec.Struct, array_like=True, frozen=True):
+    number: Annotated[int, msgspec.Meta(ge=1)]
+    request: Request
+
+
+class ReplyFrame(msgspec.Struct, array_like=True, frozen=True):
+    number: int
+    answer: Answer
+
+
+Frame = Hello | Welcome | RequestFrame | ReplyFrame
+
+_encoder = msgspec.msgpack.Encoder()
+hello_decoder = msgspec.msgpack.Decoder(Hello)
+welcome_decoder = msgspec.msgpack.Decoder(Welcome)
+request_decoder = msgspec.msgpack.Decoder(RequestFrame)
+reply_decoder = msgspec.msgpack.Decoder(ReplyFrame)
+
+
+def encode(frame: Frame) -> bytes:
+    """``frame`` with its length before it. ValueError when it is larger than ``MAX_FRAME``."""
+    body = _encoder.encode(frame)
+    if len(body) > MAX_FRAME:
+        raise ValueError(f"a frame of {len(body)} bytes is larger than {MAX_FRAME}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Splitter:
+    """Cuts a byte stream into the bodies of frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that ``data`` completes. ValueError when a length is larger than ``MAX_FRAME``."""
+        buffer = self._buffer
+        buffer += data
+        bodies = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > MAX_FRAME:
+                raise ValueError(f"a frame of {length} bytes is larger than {MAX_FRAME}")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[start + _LENGTH.size : end]))
+            start = end
+        del buffer[:start]
+        return bodies

@@ -1,0 +1,287 @@
+"""What the store keeps, as records. Each is msgpack, an array in the order of its fields.
+
+Objects (content of files, chunk lists, trees) are immutable and named by hash; everything else is a row of LMDB. A field
+is only ever appended, with a default, so that an older row can be read.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+#: 32 bytes of BLAKE3.
+Hash = bytes
+
+#: The format of everything below; a store of a newer one is refused.
+FORMAT_VERSION = 1
+
+NO_HASH = b""
+
+
+class ObjectKind(enum.IntEnum):
+    """What an object is; part of its hash, so that no object can be taken for one of another kind."""
+
+    BLOB = 1
+    #: The pieces of a large file, in order.
+    CHUNKS = 2
+    TREE = 3
+
+
+class Kind(enum.IntEnum):
+    """What an entry of a tree is."""
+
+    FILE = 1
+    DIRECTORY = 2
+    SYMLINK = 3
+    #: Present, and not recorded: left alone by a restore, with everything under it.
+    OPAQUE = 4
+
+
+class OpaqueReason(enum.StrEnum):
+    EXCLUDED = "excluded"
+    TOO_LARGE = "too-large"
+    CHANGING = "changing"
+    UNREADABLE = "unreadable"
+    HARD_LINK = "hard-link"
+    UNSUPPORTED_NAME = "unsupported-name"
+    #: A fifo, a socket or a device.
+    SPECIAL = "special"
+    #: Another filesystem is mounted there.
+    SUBMOUNT = "submount"
+
+
+class TreeEntry(msgspec.Struct, array_like=True, frozen=True):
+    """One name in a directory."""
+
+    name: bytes
+    kind: Kind
+    #: ``st_mode & 0o7777``; 0 for SYMLINK and OPAQUE.
+    mode: int = 0
+    #: Bytes of content; 0 for anything but a FILE.
+    size: int = 0
+    #: FILE: a BLOB or CHUNKS object. DIRECTORY: a TREE. Else empty.
+    hash: Hash = NO_HASH
+    #: Target of a SYMLINK, reason of an OPAQUE; else empty.
+    target: bytes = b""
+    #: Extended attributes, sorted by name; empty for SYMLINK and OPAQUE.
+    xattrs: tuple[tuple[bytes, bytes], ...] = ()
+    #: Equal for the names of one inode; 0 for a file with one name.
+    link_group: int = 0
+    #: -1 where the daemon does not run as root.
+    uid: int = -1
+    gid: int = -1
+
+
+class Tree(msgspec.Struct, array_like=True, frozen=True):
+    """One directory: its entries, in ascending order of their names as bytes."""
+
+    entries: tuple[TreeEntry, ...]
+
+
+class Chunks(msgspec.Struct, array_like=True, frozen=True):
+    """One large file: its length and the BLOBs that make it up, with the length of each."""
+
+    size: int
+    pieces: tuple[tuple[Hash, int], ...]
+
+
+class WorkspaceOptions(msgspec.Struct, array_like=True, frozen=True):
+    exclude: tuple[str, ...] = ()
+    #: -1: no limit.
+    max_file_bytes: int = 10 * 1024 * 1024
+
+
+class RecoveryRow(msgspec.Struct, array_like=True, frozen=True):
+    """How the last interrupted restore ended."""
+
+    #: ``forward``, ``back`` or ``failed``.
+    outcome: str
+    target_snapshot_id: str
+    safety_snapshot_id: str
+    at_ns: int
+    reason: str = ""
+
+
+class UndoRow(msgspec.Struct, array_like=True, frozen=True):
+    """The last restore of a workspace, so that it can be taken back."""
+
+    #: What was restored.
+    target_snapshot_id: str
+    safety_snapshot_id: str
+    #: Set when it was part of a rewind: the thread, its leaf before and after, and whether the files followed before.
+    thread_id: str = ""
+    previous_leaf_id: str = ""
+    leaf_id: str = ""
+    files_followed: bool = True
+    #: Path filter of the restore; empty: everything.
+    paths: tuple[bytes, ...] = ()
+
+
+class WorkspaceRow(msgspec.Struct, array_like=True, frozen=True):
+    id: str
+    root: bytes
+    #: Where it is or was last mounted; empty: never.
+    mountpoint: bytes
+    options: WorkspaceOptions
+    created_ns: int
+    last_snapshot_id: str = ""
+    #: Why nothing may be changed; empty: all is well.
+    read_only: str = ""
+    #: It should be mounted: set by Mount, cleared by Unmount.
+    mount_wanted: bool = False
+    last_recovery: RecoveryRow | None = None
+    undo: UndoRow | None = None
+
+
+class Skipped(msgspec.Struct, array_like=True, frozen=True):
+    path: bytes
+    reason: str
+
+
+class SnapshotStats(msgspec.Struct, array_like=True, frozen=True):
+    files: int = 0
+    bytes: int = 0
+    hashed: int = 0
+    reused: int = 0
+    stored_bytes: int = 0
+    duration_ns: int = 0
+    directories: int = 0
+    symlinks: int = 0
+
+
+class SnapshotState(enum.IntEnum):
+    FROZEN = 1
+    SEALED = 2
+    FAILED = 3
+
+
+class SnapshotOrigin(enum.IntEnum):
+    MANUAL = 1
+    MESSAGE = 2
+    SAFETY = 3
+
+
+class SnapshotRow(msgspec.Struct, array_like=True, frozen=True):
+    id: str
+    workspace_id: str
+    #: The directory at the root; its name is empty. None until SEALED.
+    root: TreeEntry | None
+    label: str
+    #: JSON text of an object.
+    metadata: str
+    state: SnapshotState
+    reason: str
+    exclude: tuple[str, ...]
+    max_file_bytes: int
+    skipped: tuple[Skipped, ...]
+    stats: SnapshotStats
+    created_ns: int
+    origin: SnapshotOrigin
+    parent_id: str = ""
+
+
+class ThreadRow(msgspec.Struct, array_like=True, frozen=True):
+    id: str
+    workspace_id: str
+    leaf_id: str
+    entry_count: int
+    created_ns: int
+    updated_ns: int
+    #: The files are those that belong to the leaf; False after a rewind of the conversation alone.
+    files_follow: bool = True
+
+
+class EntryKind(enum.IntEnum):
+    USER = 1
+    ASSISTANT = 2
+    TOOL = 3
+    SYSTEM = 4
+    NOTE = 5
+    SESSION_EVENT = 6
+    SUMMARY = 7
+
+
+class FileCheckpointRow(msgspec.Struct, array_like=True, frozen=True):
+    snapshot_id: str
+    workspace_id: str
+    root: bytes
+
+
+class EntryRow(msgspec.Struct, array_like=True, frozen=True):
+    id: str
+    thread_id: str
+    parent_id: str
+    kind: EntryKind
+    content: str
+    #: JSON text of an object.
+    metadata: str
+    created_ns: int
+    #: Counts up within the thread, in order of writing.
+    sequence: int
+    file_checkpoint: FileCheckpointRow | None = None
+    files_follow: bool = False
+
+
+class JournalRow(msgspec.Struct, array_like=True, frozen=True):
+    """A restore that has begun. The plan is a function of the two snapshots, so it is not kept here.
+
+    Written durably before the first change; removed in the transaction that makes the restore's outcome visible.
+    """
+
+    restore_id: str
+    workspace_id: str
+    target_snapshot_id: str
+    safety_snapshot_id: str
+    paths: tuple[bytes, ...]
+    started_ns: int
+    #: Rows to write when it ends forward (thread, undo), so that conversation and files commit together.
+    thread: ThreadRow | None = None
+    undo: UndoRow | None = None
+
+
+class StatRow(msgspec.Struct, array_like=True, frozen=True):
+    """What was recorded for one name of a directory, with the stat by which a change is noticed.
+
+    ``entry`` of a DIRECTORY has the hash of its tree as last recorded.
+    """
+
+    entry: TreeEntry
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    mode: int
+    nlink: int
+
+
+class DirectoryRow(msgspec.Struct, array_like=True, frozen=True):
+    """The recorded state of one directory of a workspace, found by the directory's inode number.
+
+    Only a cache of the past: everything in it is checked by stat before it is believed, except what a worker has
+    watched since.
+    """
+
+    tree_hash: Hash
+    rows: tuple[StatRow, ...]
+    #: When its files were read, nanoseconds since the epoch: what changed less than two seconds before is read again by
+    #: a scan.
+    recorded_ns: int
+    #: Sums over everything at and below it.
+    files: int = 0
+    bytes: int = 0
+    directories: int = 0
+    symlinks: int = 0
+
+
+class RecordState(msgspec.Struct, array_like=True, frozen=True):
+    """What the directory rows of a workspace are of."""
+
+    #: The directory at the root, or None when nothing is recorded.
+    root: TreeEntry | None
+    root_inode: int
+    #: The rules that they were recorded by; with others everything is looked at anew.
+    exclude: tuple[str, ...]
+    max_file_bytes: int
+    #: Worker whose generations they follow (its start, nanoseconds); 0: none, a scan is needed.
+    worker_started_ns: int = 0
