@@ -1,0 +1,1 @@
+"""The daemon: the control process and the mount workers."""
