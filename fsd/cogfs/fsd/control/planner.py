@@ -414,15 +414,19 @@ def count(store: Store, root: TreeEntry, paths: Iterable[bytes]) -> int:
     return total
 
 
-def patched(store: Store, root: TreeEntry, path: bytes, entry: TreeEntry) -> TreeEntry:
-    """``root`` with ``entry`` at ``path``, whose directories exist in it; puts the new trees into the store."""
+def patched(store: Store, root: TreeEntry, path: bytes, entry: TreeEntry | None) -> TreeEntry:
+    """``root`` with ``entry`` (None: nothing) at ``path``, whose directories exist in it; puts the new trees."""
     names = path.split(b"/")
     chain = [root]
     for name in names[:-1]:
         chain.append(next(child for child in store.read_tree(chain[-1].hash).entries if child.name == name))
     for depth in range(len(names) - 1, -1, -1):
         children = {child.name: child for child in store.read_tree(chain[depth].hash).entries}
-        children[names[depth]] = msgspec.structs.replace(entry, name=names[depth])
+        if entry is None:
+            children.pop(names[depth], None)
+        else:
+            children[names[depth]] = msgspec.structs.replace(entry, name=names[depth])
         tree = store.put_tree([children[name] for name in sorted(children)])
         entry = msgspec.structs.replace(chain[depth], hash=tree)
+    assert entry is not None
     return entry

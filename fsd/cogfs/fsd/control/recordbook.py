@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from cogfs.fsd.control.beneath import join
-from cogfs.store.database import Writer
+from cogfs.store.rows import Writer
 from cogfs.store.schema import DirectoryRow, Kind, OpaqueReason, Skipped, StatRow
 from cogfs.store.store import Store
 
@@ -40,6 +40,7 @@ class RecordBook:
     """
 
     def __init__(self, store: Store, workspace_id: str) -> None:
+        """An empty ``workspace_id``: a book of its own that knows nothing and is never written."""
         self._store = store
         self._workspace_id = workspace_id
         self._directories: dict[int, DirectoryRow | None] = {}
@@ -47,20 +48,20 @@ class RecordBook:
         self._held = 0
 
     def directory(self, inode: int) -> DirectoryRow | None:
-        if inode in self._directories:
-            return self._directories[inode]
+        if inode in self._directories or not self._workspace_id:
+            return self._directories.get(inode)
         with self._store.read() as reader:
             return reader.directory(self._workspace_id, inode)
 
     def put_directory(self, inode: int, row: DirectoryRow) -> None:
         self._directories[inode] = row
         self._held += len(row.rows) + 1
-        if self._held >= _FLUSH_ROWS:
+        if self._held >= _FLUSH_ROWS and self._workspace_id:
             self.flush()
 
     def link(self, inode: int) -> Link | None:
-        if inode in self._links:
-            return self._links[inode]
+        if inode in self._links or not self._workspace_id:
+            return self._links.get(inode)
         with self._store.read() as reader:
             return reader.link(self._workspace_id, inode)
 

@@ -201,6 +201,23 @@ class Recorder:
                 depth -= 1
         return self._finish(inode)
 
+    def single(self, parent: bytes, name: bytes, fd: int) -> TreeEntry | None:
+        """One name, in the directory that ``fd`` is of, with all below it; None when it has gone."""
+        above = os.open(b".", _OPEN, dir_fd=fd)
+        frame = _Frame(parent, b"", above, os.fstat(above).st_ino, 0, None)
+        try:
+            self._look(frame, (name,))
+            for child, status in frame.subdirectories:
+                child_fd = self._open_child(frame, child, status)
+                if child_fd is not None:
+                    self._scan(join(parent, child), child, child_fd, frame.inode)
+                    self._adopt(frame, child, status)
+            self._close(frame)
+        finally:
+            os.close(above)
+        row = frame.rows.get(name)
+        return row.entry if row is not None else None
+
     def _finish(self, root_inode: int) -> Recorded:
         for inode in self._removed - self._arrived:
             self._book.drop_tree(inode, self._arrived)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from cogfs.fsd.control.errors import BusyBy
 from cogfs.fsd.control.linediff import MAX_BYTES, LineChange, compare
+from cogfs.fsd.control.occupancy import blocking
 from cogfs.fsd.control.planner import Action, Plan, Step
 from cogfs.store.schema import Kind, TreeEntry
 from cogfs.store.store import Store
@@ -70,11 +71,11 @@ def busy_messages(who: Sequence[BusyBy]) -> list[pb.BusyBy]:
     found = []
     for one in who:
         message = pb.BusyBy(
-            kind=pb.BusyBy.Kind.Value(one["kind"].upper()),
+            kind=pb.BusyBy.Kind.Value(one["kind"]),
             path=one["path"].encode("utf-8", "surrogateescape"),
             pid=one["pid"],
             command=one["command"],
-            access=pb.BusyBy.Access.Value(one["access"].upper()),
+            access=pb.BusyBy.Access.Value(one["access"]),
         )
         if one["since_ns"]:
             message.since.FromNanoseconds(one["since_ns"])
@@ -82,10 +83,9 @@ def busy_messages(who: Sequence[BusyBy]) -> list[pb.BusyBy]:
     return found
 
 
-def restore_report(store: Store, snapshot_id: str, plan: Plan, who: Sequence[BusyBy], *, dry_run: bool) -> pb.RestoreReport:
+def restore_report(store: Store, snapshot_id: str, plan: Plan, who: list[BusyBy], *, dry_run: bool) -> pb.RestoreReport:
     """The report of a plan. ``files`` tells what happened since the snapshot, which the restore takes back."""
     files = [file_change(store, step.path, step.after, step.before, unified=False) for step in plan.steps]
-    blocking = [one for one in who if one["access"] != "read"]
     return pb.RestoreReport(
         snapshot_id=snapshot_id,
         dry_run=dry_run,
@@ -93,7 +93,7 @@ def restore_report(store: Store, snapshot_id: str, plan: Plan, who: Sequence[Bus
         deleted=plan.deleted(),
         unchanged=plan.unchanged,
         kept=[pb.PathReason(path=path, reason=reason) for path, reason in plan.kept],
-        busy=bool(blocking),
+        busy=bool(blocking(who)),
         busy_by=busy_messages(who),
         insertions=sum(file.insertions for file in files),
         deletions=sum(file.deletions for file in files),
