@@ -1,7 +1,7 @@
 """What the store keeps, as records. Each is msgpack, an array in the order of its fields.
 
-Objects (content of files, chunk lists, trees) are immutable and named by hash; everything else is a row of LMDB. A field
-is only ever appended, with a default, so that an older row can be read.
+Objects (content of files, chunk lists, trees) are immutable and named by hash; everything else is a row of LMDB. A
+field is only ever appended, with a default, so that an older row can be read.
 """
 
 from __future__ import annotations

@@ -1,0 +1,335 @@
+"""The LMDB environment: its tables, transactions, and the growth of its map. Knows keys and values, not their meaning.
+
+One process has it open, and in it one transaction writes at a time (the caller sees to both). The map may be moved only
+while no transaction is open, so readers go through a gate. A change keeps a list of what it did: when the map turns out
+to be full it is ended, the map grows, and the list is done again in a new transaction.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+from cogfs.store.errors import Corrupt, NoSpace, StoreError, of_index, of_system, translated
+from cogfs.store.gate import Gate
+from cogfs.store.steps import step
+
+MAP_SIZE = 1024 * 1024 * 1024
+_MAX_READERS = 126
+#: Room for the table of readers, with a page to spare.
+_LOCK_FILE_SIZE = 16384
+#: A change starts with at least so much of the map free.
+_HEADROOM = 4 * 1024 * 1024
+
+
+class Table(enum.StrEnum):
+    """The named databases; part of the format."""
+
+    META = "meta"
+    OBJECTS = "objects"
+    PACKS = "packs"
+    WORKSPACES = "workspaces"
+    SNAPSHOTS = "snapshots"
+    WORKSPACE_SNAPSHOTS = "workspace_snapshots"
+    THREADS = "threads"
+    ENTRIES = "entries"
+    ENTRY_SEQUENCES = "entry_sequences"
+    ENTRY_CHILDREN = "entry_children"
+    JOURNALS = "journals"
+    RECORD_STATES = "record_states"
+    DIRECTORIES = "directories"
+    LINKS = "links"
+
+
+class View:
+    """A transaction that reads."""
+
+    def __init__(self, transaction: lmdb.Transaction[bytes], tables: dict[Table, Any]) -> None:
+        self._transaction = transaction
+        self._tables = tables
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The value of ``key``, or None."""
+        try:
+            return self._transaction.get(key, db=self._tables[table])
+        except lmdb.Error as error:
+            raise of_index(error, "reading") from error
+
+    def scan(self, table: Table, prefix: bytes = b"", *, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """The pairs whose keys begin with ``prefix``, ascending, from ``start`` on."""
+        try:
+            cursor = self._transaction.cursor(db=self._tables[table])
+            found = cursor.set_range(max(prefix, start)) if prefix or start else cursor.first()
+            while found:
+                key, value = cursor.item()
+                if not key.startswith(prefix):
+                    break
+                yield key, value
+                found = cursor.next()
+        except lmdb.Error as error:
+            raise of_index(error, "reading") from error
+
+    def scan_back(self, table: Table, prefix: bytes = b"", *, before: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """The pairs whose keys begin with ``prefix``, descending, those less than ``before`` where that is given.
+
+        ``prefix`` must not end in the byte 255.
+        """
+        limit = before or (prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"")
+        try:
+            cursor = self._transaction.cursor(db=self._tables[table])
+            found = cursor.prev() if limit and cursor.set_range(limit) else cursor.last()
+            while found:
+                key, value = cursor.item()
+                if not key.startswith(prefix):
+                    break
+                yield key, value
+                found = cursor.prev()
+        except lmdb.Error as error:
+            raise of_index(error, "reading") from error
+
+    def count(self, table: Table) -> int:
+        """How many pairs the table has."""
+        entries: int = self._transaction.stat(self._tables[table])["entries"]
+        return entries
+
+
+class Change(View):
+    """The transaction that writes. Nothing of it is seen before ``commit``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._log: list[tuple[Table, bytes, bytes | None]] = []
+        super().__init__(database.begin(), database.tables)
+
+    def put(self, table: Table, key: bytes, value: bytes) -> None:
+        """Sets the value of ``key``."""
+        self._do([(table, key, value)])
+
+    def put_all(self, table: Table, items: Iterable[tuple[bytes, bytes]]) -> None:
+        """Sets many values; fastest in ascending order of the keys."""
+        self._do([(table, key, value) for key, value in items])
+
+    def delete(self, table: Table, key: bytes) -> None:
+        """Removes ``key`` if it is there."""
+        self._do([(table, key, None)])
+
+    def scan(self, table: Table, prefix: bytes = b"", *, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        # A list, because a full map ends the transaction and its cursors.
+        return iter(list(super().scan(table, prefix, start=start)))
+
+    def scan_back(self, table: Table, prefix: bytes = b"", *, before: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        return iter(list(super().scan_back(table, prefix, before=before)))
+
+    @property
+    def empty(self) -> bool:
+        """Nothing has been put or deleted."""
+        return not self._log
+
+    def commit(self) -> None:
+        """Makes everything durable and visible. On an error nothing is, and the change has ended."""
+        while True:
+            try:
+                step("index.commit")
+                self._transaction.commit()
+            except lmdb.MapFullError:
+                self._again()
+            except lmdb.Error as error:
+                self._transaction.abort()
+                raise of_index(error, "committing") from error
+            except OSError as error:
+                self._transaction.abort()
+                raise of_system(error, "committing its index") from error
+            else:
+                step("index.committed")
+                return
+
+    def abort(self) -> None:
+        """Forgets everything. May be called when the change has ended already."""
+        self._transaction.abort()
+
+    def _do(self, operations: list[tuple[Table, bytes, bytes | None]]) -> None:
+        self._log += operations
+        try:
+            self._apply(operations)
+        except lmdb.MapFullError:
+            self._again()
+
+    def _apply(self, operations: list[tuple[Table, bytes, bytes | None]]) -> None:
+        transaction, tables = self._transaction, self._tables
+        try:
+            for table, key, value in operations:
+                if value is None:
+                    transaction.delete(key, db=tables[table])
+                else:
+                    transaction.put(key, value, db=tables[table])
+        except lmdb.MapFullError:
+            raise
+        except lmdb.Error as error:
+            raise of_index(error, "writing") from error
+
+    def _again(self) -> None:
+        """Does everything in the log in a new transaction, in a map as large as that takes."""
+        while True:
+            self._transaction.abort()
+            self._database.grow()
+            self._transaction = self._database.begin()
+            self._tables = self._database.tables
+            try:
+                self._apply(self._log)
+            except lmdb.MapFullError:
+                continue
+            return
+
+
+class Database:
+    """The environment in ``directory``, which must exist, be private, and lie on a local filesystem."""
+
+    def __init__(self, directory: Path, map_size: int = MAP_SIZE) -> None:
+        self._directory = directory
+        self._gate = Gate()
+        self._closed = False
+        with translated("opening its index"):
+            # LMDB maps this file and makes it sparse; on a full disk the first touch of a hole would kill the process.
+            _make_private(directory / "lock.mdb", _LOCK_FILE_SIZE)
+            used = _make_private(directory / "data.mdb", 0)
+            self._map_size = map_size
+            while self._map_size < 2 * used:
+                self._map_size *= 2
+            self._open()
+
+    def _open(self) -> None:
+        self._environment = lmdb.open(
+            str(self._directory),
+            map_size=self._map_size,
+            mode=0o600,
+            max_dbs=len(Table),
+            max_readers=_MAX_READERS,
+            max_spare_txns=8,
+        )
+        try:
+            self._environment.reader_check()
+            with self._environment.begin(write=True) as transaction:
+                self.tables: dict[Table, Any] = {
+                    table: self._environment.open_db(table.encode(), txn=transaction) for table in Table
+                }
+        except BaseException:
+            self._environment.close()
+            raise
+
+    def close(self) -> None:
+        """Waits for readers and closes the environment. No change may be open."""
+        with self._gate.alone():
+            if not self._closed:
+                self._closed = True
+                self._environment.close()
+
+    @property
+    def reading(self) -> bool:
+        """This thread has a transaction open that reads."""
+        return self._gate.entered
+
+    @contextmanager
+    def view(self) -> Iterator[View]:
+        """One consistent state of all tables, as of now."""
+        self._gate.enter()
+        try:
+            self._check_open()
+            try:
+                transaction = self._environment.begin()
+            except lmdb.Error as error:
+                raise of_index(error, "reading") from error
+            try:
+                yield View(transaction, self.tables)
+            finally:
+                transaction.abort()
+        finally:
+            self._gate.leave()
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The committed value of ``key``, or None."""
+        self._gate.enter()
+        try:
+            self._check_open()
+            with self._environment.begin(db=self.tables[table]) as transaction:
+                return transaction.get(key)
+        except lmdb.Error as error:
+            raise of_index(error, "reading") from error
+        finally:
+            self._gate.leave()
+
+    def change(self, expected: int = 0) -> Change:
+        """Begins the transaction that writes, with room in the map for about ``expected`` bytes."""
+        self._check_open()
+        try:
+            info = self._environment.info()
+            used = (info["last_pgno"] + 1) * self._environment.stat()["psize"]
+            if info["map_size"] - used < _HEADROOM + 2 * expected:
+                self.grow(2 * expected)
+            return Change(self)
+        except lmdb.PanicError:
+            # A write of LMDB's own root page failed, and it refuses to go on until it is opened anew.
+            self._reopen()
+            return Change(self)
+
+    def begin(self) -> lmdb.Transaction[bytes]:
+        """The bare transaction behind a change. PanicError as it is, other errors as the store's."""
+        try:
+            return self._environment.begin(write=True)
+        except lmdb.PanicError:
+            raise
+        except lmdb.Error as error:
+            raise of_index(error, "writing") from error
+
+    def grow(self, more: int = 0) -> None:
+        """At least doubles the map. Waits for readers; no change may be open."""
+        with self._gate.alone():
+            size = self._map_size * 2
+            while size < self._map_size + more:
+                size *= 2
+            try:
+                self._environment.set_mapsize(size)
+            except lmdb.Error as error:
+                raise NoSpace(f"The index cannot grow to {size} bytes: {error}.") from error
+            self._map_size = size
+
+    def size(self) -> int:
+        """Bytes of the index on disk."""
+        with translated("looking at its index"):
+            return (self._directory / "data.mdb").stat().st_blocks * 512
+
+    def _reopen(self) -> None:
+        with self._gate.alone(), translated("opening its index again"):
+            self._environment.close()
+            try:
+                self._open()
+            except BaseException:
+                self._closed = True
+                raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("The store is closed.")
+
+
+def _make_private(path: Path, size: int) -> int:
+    """Makes the file, if need be, for its owner only and with ``size`` bytes on disk; returns its length."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(fd, 0o600)
+        if size:
+            os.posix_fallocate(fd, 0, size)
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+def check_number(value: bytes | None, size: int, what: str) -> int:
+    """The big-endian number of ``size`` bytes that a row holds. Corrupt when the row has another form."""
+    if value is None or len(value) != size:
+        raise Corrupt(f"The index has no valid {what}.")
+    return int.from_bytes(value)

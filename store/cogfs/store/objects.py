@@ -1,0 +1,232 @@
+"""Objects by hash: put into packs, found through the index, read with every byte verified.
+
+An object that was put is *pending* until a batch names it in the index: it can be read, and is lost in a crash. The
+order is always the same: the bytes of a batch are synced, then one commit names them, then they are no longer pending.
+
+Hashing and compression run outside ``_lock``, which covers the table of what is pending and the append to a pack.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cogfs.store import codec
+from cogfs.store.database import Change, Database, Table, check_number
+from cogfs.store.errors import Corrupt, NotFound, StoreError, of_system
+from cogfs.store.hashing import HASH_SIZE, hash_object
+from cogfs.store.packs import Packs
+from cogfs.store.records import NO_BASE, PACK_HEADER_SIZE, RECORD_HEADER_SIZE, record_header
+from cogfs.store.schema import Hash, ObjectKind
+from cogfs.store.steps import step
+
+#: Pack, offset of the record's header, length of the payload, raw length, kind, codec; then the base, if there is one.
+_ROW = struct.Struct("<IQQQBB")
+_PACK_KEY_SIZE = 4
+_END_SIZE = 8
+#: About what one object takes of the index.
+_ROW_COST = 160
+
+
+class Location(NamedTuple):
+    """Where an object is, and in what form."""
+
+    pack: int
+    offset: int
+    stored: int
+    raw: int
+    kind: ObjectKind
+    codec: int
+    base: Hash = NO_BASE
+
+    def encode(self) -> bytes:
+        """The row of the index."""
+        row = _ROW.pack(self.pack, self.offset, self.stored, self.raw, self.kind, self.codec)
+        return row if self.base == NO_BASE else row + self.base
+
+    @classmethod
+    def decode(cls, row: bytes) -> Location:
+        """ValueError when ``row`` is not one of the index."""
+        if len(row) not in {_ROW.size, _ROW.size + HASH_SIZE}:
+            raise ValueError(f"a row of {len(row)} bytes")
+        pack, offset, stored, raw, kind, codec_number = _ROW.unpack_from(row)
+        return cls(pack, offset, stored, raw, ObjectKind(kind), codec_number, row[_ROW.size :] or NO_BASE)
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte after the record."""
+        return self.offset + RECORD_HEADER_SIZE + self.stored
+
+
+@dataclass
+class Batch:
+    """What one commit is to name."""
+
+    objects: dict[Hash, Location] = field(default_factory=dict)
+    #: The packs to sync first, and up to where.
+    unsynced: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> int:
+        """About what it takes of the index, in bytes."""
+        return len(self.objects) * _ROW_COST
+
+
+class Objects:
+    """All objects of a store."""
+
+    def __init__(self, database: Database, packs: Packs) -> None:
+        self._database = database
+        self._packs = packs
+        self._lock = threading.Lock()
+        self._pending: dict[Hash, Location] = {}
+        #: Packs whose sync failed. The system may have dropped what it could not write, and would not say so again.
+        self._suspect: set[int] = set()
+        self._ends: dict[int, int] = {}
+        with database.view() as view:
+            for key, value in view.scan(Table.PACKS):
+                number = check_number(key, _PACK_KEY_SIZE, "number of a pack")
+                self._ends[number] = check_number(value, _END_SIZE, f"end of pack {number:08x}")
+        packs.settle(self._ends)
+
+    # --- objects
+
+    def put(self, kind: ObjectKind, data: bytes | memoryview) -> Hash:
+        """Puts the object and returns its name. Nothing is written when it is there already."""
+        name = hash_object(kind, data)
+        if name in self._pending or self._database.get(Table.OBJECTS, name) is not None:
+            return name
+        used_codec, payload = codec.encode(data)
+        header = record_header(kind, used_codec, name, len(data), payload)
+        with self._lock:
+            if name not in self._pending:
+                pack, offset = self._packs.append(header, payload)
+                self._pending[name] = Location(pack, offset, len(payload), len(data), kind, used_codec)
+        return name
+
+    def find(self, name: Hash) -> Location | None:
+        """Where the object is, or None."""
+        # Pending first: an object leaves that table only after the index has it.
+        location = self._pending.get(name)
+        if location is not None:
+            return location
+        row = self._database.get(Table.OBJECTS, name)
+        if row is None:
+            return None
+        try:
+            return Location.decode(row)
+        except ValueError as error:
+            raise Corrupt(f"The index has no valid row of object {name.hex()}: {error}.", name) from error
+
+    def locate(self, name: Hash, kind: ObjectKind | None = None) -> Location:
+        """Where the object is. NotFound when there is none, Corrupt when it is not of ``kind``."""
+        location = self.find(name)
+        if location is None:
+            raise NotFound(f"The store has no object {name.hex()}.")
+        if kind is not None and location.kind != kind:
+            raise Corrupt(f"Object {name.hex()} is a {location.kind.name}, not a {kind.name}.", name)
+        return location
+
+    def read(self, name: Hash, kind: ObjectKind) -> bytes:
+        """The raw bytes, verified. NotFound, or Corrupt naming the object."""
+        return self._load(name, self.locate(name, kind))
+
+    def _load(self, name: Hash, location: Location) -> bytes:
+        try:
+            payload = self._packs.read(location.pack, location.offset + RECORD_HEADER_SIZE, location.stored)
+            data = codec.decode(location.codec, payload, location.raw)
+        except ValueError as error:
+            raise Corrupt(f"Object {name.hex()} is damaged: it cannot be decoded ({error}).", name) from error
+        except Corrupt as error:
+            raise Corrupt(f"Object {name.hex()} is damaged: {error}", name) from error
+        if hash_object(location.kind, data) != name:
+            raise Corrupt(f"Object {name.hex()} is damaged: its content does not match its hash.", name)
+        return data
+
+    # --- commits; one thread at a time
+
+    def batch(self) -> Batch:
+        """Everything that is pending now."""
+        with self._lock:
+            if self._suspect:
+                self._move_suspects()
+            objects = dict(self._pending)
+        # After the table was copied, so that it covers the bytes of all that is in it.
+        return Batch(objects, self._packs.unsynced())
+
+    def sync(self, batch: Batch) -> None:
+        """Makes the bytes of the batch durable."""
+        for number, end in sorted(batch.unsynced.items()):
+            try:
+                self._packs.sync({number: end})
+            except OSError as error:
+                self._packs.leave(number)
+                with self._lock:
+                    self._suspect.add(number)
+                raise of_system(error, "syncing a pack") from error
+
+    def index(self, batch: Batch, change: Change) -> None:
+        """Names the objects of the batch, whose bytes are durable, in ``change``."""
+        if not batch.objects:
+            return
+        step("index.write")
+        change.put_all(Table.OBJECTS, sorted((name, where.encode()) for name, where in batch.objects.items()))
+        ends = _ends(batch)
+        change.put_all(
+            Table.PACKS,
+            [
+                (number.to_bytes(_PACK_KEY_SIZE), max(end, self._ends.get(number, 0)).to_bytes(_END_SIZE))
+                for number, end in sorted(ends.items())
+            ],
+        )
+
+    def committed(self, batch: Batch) -> None:
+        """The change that names the batch is durable."""
+        with self._lock:
+            for number, end in _ends(batch).items():
+                self._ends[number] = max(end, self._ends.get(number, 0))
+            for name, location in batch.objects.items():
+                if self._pending.get(name) is location:
+                    del self._pending[name]
+
+    def _move_suspects(self) -> None:
+        """Writes what is pending in a suspect pack to another one, while its bytes can still be read."""
+        for name, location in list(self._pending.items()):
+            if location.pack not in self._suspect:
+                continue
+            try:
+                data = self._load(name, location)
+            except StoreError as error:
+                raise Corrupt(
+                    f"Object {name.hex()} could not be written to disk and is lost; start the daemon again.", name
+                ) from error
+            used_codec, payload = codec.encode(data)
+            header = record_header(location.kind, used_codec, name, len(data), payload)
+            pack, offset = self._packs.append(header, payload)
+            self._pending[name] = Location(pack, offset, len(payload), len(data), location.kind, used_codec)
+        for number in self._suspect:
+            self._packs.forget(number)
+
+    # --- numbers
+
+    def count(self) -> int:
+        """How many objects there are, those that are pending included."""
+        with self._database.view() as view:
+            return view.count(Table.OBJECTS) + len(self._pending)
+
+    def pack_bytes(self) -> tuple[int, int]:
+        """How many packs hold objects, and how many bytes of them."""
+        with self._lock:
+            ends = dict(self._ends)
+            for location in self._pending.values():
+                ends[location.pack] = max(location.end, ends.get(location.pack, PACK_HEADER_SIZE))
+        return len(ends), sum(ends.values())
+
+
+def _ends(batch: Batch) -> dict[int, int]:
+    ends: dict[int, int] = {}
+    for location in batch.objects.values():
+        ends[location.pack] = max(location.end, ends.get(location.pack, 0))
+    return ends

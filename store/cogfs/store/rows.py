@@ -1,0 +1,326 @@
+"""The rows of LMDB by what they mean: workspaces, snapshots, threads, entries, journals, recorded directories.
+
+Keys are ids in UTF-8. Where a key has several parts, a NUL ends each id, and numbers are 8 bytes, big-endian, so that
+the order of the keys is the order of the parts. Values are msgpack (see ``schema``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+from cogfs.store.database import Change, Table, View, check_number
+from cogfs.store.errors import Corrupt, Exists, NotFound
+from cogfs.store.schema import (
+    DirectoryRow,
+    EntryRow,
+    JournalRow,
+    RecordState,
+    SnapshotRow,
+    ThreadRow,
+    WorkspaceRow,
+)
+
+#: Bytes of UTF-8. With it no key is longer than LMDB allows.
+MAX_ID = 128
+
+LinkRow = tuple[int, tuple[bytes, ...]]
+
+_Row = TypeVar("_Row")
+
+_encoder = msgspec.msgpack.Encoder()
+_workspace = msgspec.msgpack.Decoder(WorkspaceRow)
+_snapshot = msgspec.msgpack.Decoder(SnapshotRow)
+_thread = msgspec.msgpack.Decoder(ThreadRow)
+_entry = msgspec.msgpack.Decoder(EntryRow)
+_journal = msgspec.msgpack.Decoder(JournalRow)
+_record_state = msgspec.msgpack.Decoder(RecordState)
+_directory = msgspec.msgpack.Decoder(DirectoryRow)
+_link = msgspec.msgpack.Decoder(tuple[int, tuple[bytes, ...]])
+_NUMBER = 8
+
+
+def _id(value: str) -> bytes | None:
+    """The key of an id, or None when no row can have it."""
+    try:
+        key = value.encode()
+    except UnicodeEncodeError:
+        return None
+    return key if key and len(key) <= MAX_ID and b"\0" not in key else None
+
+
+def _new_id(value: str) -> bytes:
+    key = _id(value)
+    if key is None:
+        raise ValueError(f"{value!r} cannot be an id: 1 to {MAX_ID} bytes of UTF-8 without NUL")
+    return key
+
+
+def _under(value: str) -> bytes:
+    """The prefix of what belongs to ``value``. An impossible id gets a prefix that nothing has."""
+    return (_id(value) or b"\0") + b"\0"
+
+
+def _of(value: str, number: int) -> bytes:
+    return _under(value) + number.to_bytes(_NUMBER)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_Row], value: bytes, table: Table, key: bytes) -> _Row:
+    try:
+        return decoder.decode(value)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Corrupt(f"The index has no valid row {key!r} of {table.value}: {error}.") from error
+
+
+class Reader:
+    """The rows in one transaction that reads. Use it in the thread and the block that it was made for."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def _one(self, decoder: msgspec.msgpack.Decoder[_Row], table: Table, key: bytes | None) -> _Row | None:
+        value = None if key is None else self._view.get(table, key)
+        return None if value is None or key is None else _decode(decoder, value, table, key)
+
+    def _all(self, decoder: msgspec.msgpack.Decoder[_Row], table: Table, prefix: bytes = b"") -> Iterator[_Row]:
+        for key, value in self._view.scan(table, prefix):
+            yield _decode(decoder, value, table, key)
+
+    # --- workspaces
+
+    def workspace(self, workspace_id: str) -> WorkspaceRow:
+        """NotFound when there is none."""
+        row = self._one(_workspace, Table.WORKSPACES, _id(workspace_id))
+        if row is None:
+            raise NotFound(f"There is no workspace {workspace_id}.")
+        return row
+
+    def workspaces(self) -> list[WorkspaceRow]:
+        """All, in order of their ids."""
+        return list(self._all(_workspace, Table.WORKSPACES))
+
+    # --- snapshots
+
+    def snapshot(self, snapshot_id: str) -> SnapshotRow:
+        """NotFound when there is none."""
+        row = self._one(_snapshot, Table.SNAPSHOTS, _id(snapshot_id))
+        if row is None:
+            raise NotFound(f"There is no snapshot {snapshot_id}.")
+        return row
+
+    def snapshots(self, workspace_id: str, *, before: str = "", limit: int | None = None) -> list[SnapshotRow]:
+        """Those of a workspace, the newest first: at most ``limit``, and only those older than ``before``."""
+        prefix = _under(workspace_id)
+        rows: list[SnapshotRow] = []
+        keys = self._view.scan_back(
+            Table.WORKSPACE_SNAPSHOTS, prefix, before=prefix + before.encode(errors="replace") if before else b""
+        )
+        while (limit is None or len(rows) < limit) and (pair := next(keys, None)) is not None:
+            rows.append(self.snapshot(pair[0][len(prefix) :].decode()))
+        return rows
+
+    def snapshot_count(self, workspace_id: str) -> int:
+        """How many snapshots the workspace has."""
+        return sum(1 for _ in self._view.scan(Table.WORKSPACE_SNAPSHOTS, _under(workspace_id)))
+
+    # --- threads
+
+    def thread(self, thread_id: str) -> ThreadRow:
+        """NotFound when there is none."""
+        row = self._one(_thread, Table.THREADS, _id(thread_id))
+        if row is None:
+            raise NotFound(f"There is no thread {thread_id}.")
+        return row
+
+    def threads(self, *, before: str = "", limit: int | None = None) -> list[ThreadRow]:
+        """By id, descending: at most ``limit``, and only those whose id is less than ``before``."""
+        rows: list[ThreadRow] = []
+        pairs = self._view.scan_back(Table.THREADS, before=before.encode(errors="replace"))
+        while (limit is None or len(rows) < limit) and (pair := next(pairs, None)) is not None:
+            rows.append(_decode(_thread, pair[1], Table.THREADS, pair[0]))
+        return rows
+
+    def threads_by_update(self) -> list[ThreadRow]:
+        """All, the one that was changed last first."""
+        rows = list(self._all(_thread, Table.THREADS))
+        rows.sort(key=lambda row: (row.updated_ns, row.id), reverse=True)
+        return rows
+
+    # --- entries
+
+    def entry(self, thread_id: str, entry_id: str) -> EntryRow:
+        """NotFound when the thread has none of this id."""
+        row = self._find_entry(thread_id, entry_id)
+        if row is None:
+            raise NotFound(f"There is no entry {entry_id} in thread {thread_id}.")
+        return row
+
+    def has_entry(self, thread_id: str, entry_id: str) -> bool:
+        """The thread has an entry of this id."""
+        return self._find_entry(thread_id, entry_id) is not None
+
+    def entries(self, thread_id: str) -> Iterator[EntryRow]:
+        """All of the thread, in order of writing."""
+        return self._all(_entry, Table.ENTRIES, _under(thread_id))
+
+    def children(self, thread_id: str, parent_id: str) -> list[EntryRow]:
+        """The entries that follow ``parent_id`` (empty: those at the root), in order of writing."""
+        if parent_id and _id(parent_id) is None:
+            return []
+        prefix = _under(thread_id) + parent_id.encode() + b"\0"
+        return [
+            self._numbered(thread_id, check_number(key[len(prefix) :], _NUMBER, "number of an entry"))
+            for key, _ in self._view.scan(Table.ENTRY_CHILDREN, prefix)
+        ]
+
+    def branch(self, thread_id: str, leaf_id: str) -> list[EntryRow]:
+        """From the root to ``leaf_id``; nothing for an empty one. NotFound when an entry is not there."""
+        rows: list[EntryRow] = []
+        next_id = leaf_id
+        while next_id:
+            row = self.entry(thread_id, next_id)
+            if rows and row.sequence >= rows[-1].sequence:
+                raise Corrupt(f"Entry {row.id} of thread {thread_id} comes after one that follows it.")
+            rows.append(row)
+            next_id = row.parent_id
+        rows.reverse()
+        return rows
+
+    def _find_entry(self, thread_id: str, entry_id: str) -> EntryRow | None:
+        key = _id(entry_id)
+        value = None if key is None else self._view.get(Table.ENTRY_SEQUENCES, _under(thread_id) + key)
+        if value is None:
+            return None
+        return self._numbered(thread_id, check_number(value, _NUMBER, "number of an entry"))
+
+    def _numbered(self, thread_id: str, sequence: int) -> EntryRow:
+        row = self._one(_entry, Table.ENTRIES, _of(thread_id, sequence))
+        if row is None:
+            raise Corrupt(f"The index has no entry number {sequence} of thread {thread_id}.")
+        return row
+
+    # --- what is recorded of a workspace
+
+    def journal(self, workspace_id: str) -> JournalRow | None:
+        """The restore that has begun in the workspace."""
+        return self._one(_journal, Table.JOURNALS, _id(workspace_id))
+
+    def journals(self) -> list[JournalRow]:
+        """All restores that have begun."""
+        return list(self._all(_journal, Table.JOURNALS))
+
+    def record_state(self, workspace_id: str) -> RecordState | None:
+        """What the directory rows of the workspace are of."""
+        return self._one(_record_state, Table.RECORD_STATES, _id(workspace_id))
+
+    def directory(self, workspace_id: str, inode: int) -> DirectoryRow | None:
+        """The recorded state of one directory."""
+        return self._one(_directory, Table.DIRECTORIES, _of(workspace_id, inode))
+
+    def link(self, workspace_id: str, inode: int) -> LinkRow | None:
+        """Of a file with several names: its link group, and the inodes (8 bytes, big-endian) of their directories."""
+        return self._one(_link, Table.LINKS, _of(workspace_id, inode))
+
+
+class Writer(Reader):
+    """The rows in the one transaction that writes; it reads what it wrote. A bad id is a ValueError."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__(change)
+        self._change = change
+
+    def _put(self, table: Table, key: bytes, row: object) -> None:
+        self._change.put(table, key, _encoder.encode(row))
+
+    def _delete_under(self, table: Table, prefix: bytes) -> None:
+        for key, _ in self._change.scan(table, prefix):
+            self._change.delete(table, key)
+
+    # --- workspaces and snapshots
+
+    def put_workspace(self, row: WorkspaceRow) -> None:
+        """Makes or replaces it."""
+        self._put(Table.WORKSPACES, _new_id(row.id), row)
+
+    def delete_workspace(self, workspace_id: str) -> None:
+        """Removes it with its snapshots, its journal and all that is recorded of it; threads stay."""
+        prefix = _under(workspace_id)
+        for key, _ in self._change.scan(Table.WORKSPACE_SNAPSHOTS, prefix):
+            self._change.delete(Table.SNAPSHOTS, key[len(prefix) :])
+            self._change.delete(Table.WORKSPACE_SNAPSHOTS, key)
+        self._delete_under(Table.DIRECTORIES, prefix)
+        self._delete_under(Table.LINKS, prefix)
+        for table in (Table.JOURNALS, Table.RECORD_STATES, Table.WORKSPACES):
+            self._change.delete(table, prefix[:-1])
+
+    def put_snapshot(self, row: SnapshotRow) -> None:
+        """Makes or replaces it."""
+        key = _new_id(row.id)
+        _new_id(row.workspace_id)
+        self._put(Table.SNAPSHOTS, key, row)
+        self._change.put(Table.WORKSPACE_SNAPSHOTS, _under(row.workspace_id) + key, b"")
+
+    def delete_snapshot(self, snapshot_id: str) -> None:
+        """Removes it. NotFound when there is none."""
+        row = self.snapshot(snapshot_id)
+        key = _new_id(snapshot_id)
+        self._change.delete(Table.SNAPSHOTS, key)
+        self._change.delete(Table.WORKSPACE_SNAPSHOTS, _under(row.workspace_id) + key)
+
+    # --- threads and entries
+
+    def put_thread(self, row: ThreadRow) -> None:
+        """Makes or replaces it."""
+        self._put(Table.THREADS, _new_id(row.id), row)
+
+    def put_entry(self, row: EntryRow) -> None:
+        """Adds it. Exists when the thread has one of this id; ValueError when its sequence is taken."""
+        thread, key = _new_id(row.thread_id) + b"\0", _new_id(row.id)
+        parent = _new_id(row.parent_id) if row.parent_id else b""
+        number = row.sequence.to_bytes(_NUMBER)
+        if self._change.get(Table.ENTRY_SEQUENCES, thread + key) is not None:
+            raise Exists(f"Thread {row.thread_id} has an entry {row.id} already.")
+        if self._change.get(Table.ENTRIES, thread + number) is not None:
+            raise ValueError(f"thread {row.thread_id} has an entry number {row.sequence} already")
+        self._put(Table.ENTRIES, thread + number, row)
+        self._change.put(Table.ENTRY_SEQUENCES, thread + key, number)
+        self._change.put(Table.ENTRY_CHILDREN, thread + parent + b"\0" + number, b"")
+
+    # --- what is recorded of a workspace
+
+    def put_journal(self, row: JournalRow) -> None:
+        """Makes or replaces the journal of the row's workspace."""
+        self._put(Table.JOURNALS, _new_id(row.workspace_id), row)
+
+    def delete_journal(self, workspace_id: str) -> None:
+        """Removes it if there is one."""
+        self._change.delete(Table.JOURNALS, _new_id(workspace_id))
+
+    def put_record_state(self, workspace_id: str, row: RecordState) -> None:
+        """Makes or replaces it."""
+        self._put(Table.RECORD_STATES, _new_id(workspace_id), row)
+
+    def put_directory(self, workspace_id: str, inode: int, row: DirectoryRow) -> None:
+        """Makes or replaces it."""
+        _new_id(workspace_id)
+        self._put(Table.DIRECTORIES, _of(workspace_id, inode), row)
+
+    def delete_directory(self, workspace_id: str, inode: int) -> None:
+        """Removes it if it is there."""
+        self._change.delete(Table.DIRECTORIES, _of(workspace_id, inode))
+
+    def clear_directories(self, workspace_id: str) -> None:
+        """Removes all directory rows and links of the workspace."""
+        prefix = _under(workspace_id)
+        self._delete_under(Table.DIRECTORIES, prefix)
+        self._delete_under(Table.LINKS, prefix)
+
+    def put_link(self, workspace_id: str, inode: int, group: int, directories: tuple[bytes, ...]) -> None:
+        """Makes or replaces it."""
+        _new_id(workspace_id)
+        self._put(Table.LINKS, _of(workspace_id, inode), (group, directories))
+
+    def delete_link(self, workspace_id: str, inode: int) -> None:
+        """Removes it if it is there."""
+        self._change.delete(Table.LINKS, _of(workspace_id, inode))

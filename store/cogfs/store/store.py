@@ -1,0 +1,345 @@
+"""The door to the store: objects and rows of one daemon, with the order in which they become durable.
+
+Locks, in the order in which they are taken: ``_write_lock`` (one thread writes rows or syncs), the gate of the database
+(transactions), the table of pending objects, the growing pack. A thread that reads may put and read objects; it must
+not write rows, sync or close, which is a RuntimeError, since those may have to wait for all readers.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from cogfs.store import chunking, packs, trees
+from cogfs.store.database import MAP_SIZE, Change, Database, Table, check_number
+from cogfs.store.errors import Corrupt, StoreError, UnsupportedFormat
+from cogfs.store.objects import Objects
+from cogfs.store.packs import Packs
+from cogfs.store.place import Place
+from cogfs.store.rows import Reader, Writer
+from cogfs.store.schema import FORMAT_VERSION, Chunks, Hash, ObjectKind, Tree, TreeEntry
+from cogfs.store.steps import step
+
+_FORMAT_KEY = b"format"
+_FORMAT_SIZE = 4
+#: Decoded trees are kept up to so many entries in all.
+_CACHED_ENTRIES = 50_000
+_PROBE = 16 * 1024
+
+
+class StoreStats(NamedTuple):
+    """Sizes of a store."""
+
+    objects: int
+    packs: int
+    pack_bytes: int
+    index_bytes: int
+
+
+class Store:
+    """One open store. Its methods may be called by many threads at once."""
+
+    def __init__(self, path: Path, *, map_size: int = MAP_SIZE, pack_limit: int = packs.PACK_LIMIT) -> None:
+        self.path = Path(os.path.abspath(path))
+        self._write_lock = threading.Lock()
+        self._writer_thread = 0
+        self._writer: Writer | None = None
+        self._closed = False
+        self._trees = _TreeCache()
+        self._place = Place(self.path)
+        try:
+            self._database = Database(self._place.index, map_size)
+            try:
+                self._packs = Packs(self._place.packs, pack_limit)
+                self._check_format()
+                self._objects = Objects(self._database, self._packs)
+            except BaseException:
+                self._database.close()
+                raise
+        except BaseException:
+            self._place.close()
+            raise
+
+    @classmethod
+    def open(cls, path: Path, *, map_size: int = MAP_SIZE, pack_limit: int = packs.PACK_LIMIT) -> Store:
+        """Opens the store at ``path`` and makes it on first use. One process has it open at a time.
+
+        Raises Unsafe (not the user's own, or a symlink), Locked, UnsupportedFormat, NetworkFilesystem, NoSpace,
+        StoreIO or Corrupt. ``map_size`` is where the index's map starts; it grows as needed.
+        """
+        return cls(path, map_size=map_size, pack_limit=pack_limit)
+
+    def close(self) -> None:
+        """Waits for those who read or write, and closes. What was put and never synced is lost. May be repeated."""
+        with self._writing():
+            if self._closed:
+                return
+            self._closed = True
+            self._database.close()
+            self._packs.close()
+            self._place.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- objects
+
+    def put_blob(self, data: bytes | memoryview) -> Hash:
+        """Puts the content of a small file. It is durable after the next ``sync`` or ``write``."""
+        return self._objects.put(ObjectKind.BLOB, data)
+
+    def put_file(self, fd: int, size_hint: int) -> tuple[Hash, int]:
+        """Puts all that the file holds, from its beginning whatever the offset of ``fd``.
+
+        Returns the hash of its BLOB, or of its CHUNKS when it has more than ``CHUNK_THRESHOLD`` bytes, and how many
+        bytes were read. ``size_hint`` only makes it fast. OSError when the file cannot be read.
+        """
+        source = _Source(fd)
+        head = source.read_up_to(chunking.CHUNK_THRESHOLD + 1, size_hint)
+        if len(head) <= chunking.CHUNK_THRESHOLD:
+            return self.put_blob(head), len(head)
+        source.push_back(head)
+        del head
+        pieces = []
+        size = 0
+        for piece in chunking.cut(source.read):
+            pieces.append((self.put_blob(piece), len(piece)))
+            size += len(piece)
+        encoded = trees.encode_chunks(Chunks(size, tuple(pieces)))
+        return self._objects.put(ObjectKind.CHUNKS, encoded), size
+
+    def put_tree(self, entries: Sequence[TreeEntry]) -> Hash:
+        """Puts a directory. ValueError unless the names are valid and strictly ascending, as bytes."""
+        return self._objects.put(ObjectKind.TREE, trees.encode_tree(entries))
+
+    def has(self, name: Hash) -> bool:
+        """The object has been put."""
+        return self._objects.find(name) is not None
+
+    def kind(self, name: Hash) -> ObjectKind:
+        """What the object is. NotFound when there is none."""
+        return self._objects.locate(name).kind
+
+    def read_tree(self, name: Hash) -> Tree:
+        """The directory. NotFound, or Corrupt naming the object."""
+        tree = self._trees.get(name)
+        if tree is None:
+            data = self._objects.read(name, ObjectKind.TREE)
+            try:
+                tree = trees.decode_tree(data)
+            except ValueError as error:
+                raise Corrupt(f"Object {name.hex()} is not a valid tree: {error}.", name) from error
+            self._trees.put(name, tree)
+        return tree
+
+    def read_blob(self, name: Hash) -> bytes:
+        """The content. NotFound, or Corrupt naming the object."""
+        return self._objects.read(name, ObjectKind.BLOB)
+
+    def read_file(self, name: Hash) -> Iterator[bytes]:
+        """The content of a BLOB or CHUNKS, piece by piece, each verified before it is given out.
+
+        NotFound and Corrupt: of the object itself at once, of a piece when its turn comes.
+        """
+        if self._file_kind(name) == ObjectKind.BLOB:
+            return iter((self.read_blob(name),))
+        return self._read_pieces(name, self._read_chunks(name))
+
+    def verify_file(self, name: Hash) -> None:
+        """Reads and verifies every byte of a BLOB or CHUNKS. NotFound, or Corrupt naming the object."""
+        for _ in self.read_file(name):
+            pass
+
+    def file_size(self, name: Hash) -> int:
+        """Bytes of content of a BLOB or CHUNKS."""
+        if self._file_kind(name) == ObjectKind.BLOB:
+            return self._objects.locate(name).raw
+        return self._read_chunks(name).size
+
+    def _file_kind(self, name: Hash) -> ObjectKind:
+        kind = self._objects.locate(name).kind
+        if kind == ObjectKind.TREE:
+            raise Corrupt(f"Object {name.hex()} is a TREE, not the content of a file.", name)
+        return kind
+
+    def _read_chunks(self, name: Hash) -> Chunks:
+        try:
+            return trees.decode_chunks(self._objects.read(name, ObjectKind.CHUNKS))
+        except ValueError as error:
+            raise Corrupt(f"Object {name.hex()} is not a valid chunk list: {error}.", name) from error
+
+    def _read_pieces(self, name: Hash, chunks: Chunks) -> Iterator[bytes]:
+        for piece, length in chunks.pieces:
+            data = self.read_blob(piece)
+            if len(data) != length:
+                raise Corrupt(f"Object {name.hex()} gives piece {piece.hex()} another length.", name)
+            yield data
+
+    # --- rows and durability
+
+    def sync(self) -> None:
+        """Makes every object put so far durable: the bytes first, then one commit that names them.
+
+        NoSpace and StoreIO leave the objects readable, and the next call tries again. When many threads call at the
+        same time, one syncs for all and the others find nothing left to do.
+        """
+        with self._writing():
+            self._check_open()
+            self._commit(None)
+
+    @contextmanager
+    def read(self) -> Iterator[Reader]:
+        """The rows as of now. Keep it short, and wait for nothing in it.
+
+        Inside a block of ``write`` of the same thread these are the rows as written so far.
+        """
+        if self._writer_thread == threading.get_ident() and self._writer is not None:
+            yield self._writer
+            return
+        with self._database.view() as view:
+            yield Reader(view)
+
+    @contextmanager
+    def write(self) -> Iterator[Writer]:
+        """Rows to be written together. One thread at a time.
+
+        When the block ends they are durable and visible, with every object put until then; an exception in the block
+        or in the commit leaves all rows as they were. NoSpace and StoreIO can be tried again.
+        """
+        with self._writing():
+            self._check_open()
+            change = self._database.change()
+            try:
+                self._writer = Writer(change)
+                yield self._writer
+                self._commit(change)
+            finally:
+                self._writer = None
+                change.abort()
+
+    def _commit(self, change: Change | None) -> None:
+        batch = self._objects.batch()
+        if not batch.objects and (change is None or change.empty):
+            return
+        self._objects.sync(batch)
+        own = change or self._database.change(batch.cost)
+        try:
+            self._objects.index(batch, own)
+            own.commit()
+        finally:
+            own.abort()
+        self._objects.committed(batch)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        me = threading.get_ident()
+        if self._writer_thread == me:
+            raise RuntimeError("this thread is writing to the store already")
+        if self._database.reading:
+            raise RuntimeError("a thread that reads the store cannot write to it")
+        with self._write_lock:
+            self._writer_thread = me
+            try:
+                yield
+            finally:
+                self._writer_thread = 0
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("The store is closed.")
+
+    def stats(self) -> StoreStats:
+        """Its sizes as of now."""
+        count, size = self._objects.pack_bytes()
+        return StoreStats(self._objects.count(), count, size, self._database.size())
+
+    def _check_format(self) -> None:
+        with self._database.view() as view:
+            row = view.get(Table.META, _FORMAT_KEY)
+        if row is not None:
+            version = check_number(row, _FORMAT_SIZE, "format")
+            if version != FORMAT_VERSION:
+                raise UnsupportedFormat(f"The index of {self.path} has format {version}, not {FORMAT_VERSION}.")
+            return
+        if self._packs.numbers():
+            raise Corrupt(f"The index of {self.path} is missing or empty, and there are packs; it must be rebuilt.")
+        step("index.create")
+        change = self._database.change()
+        try:
+            change.put(Table.META, _FORMAT_KEY, FORMAT_VERSION.to_bytes(_FORMAT_SIZE))
+            change.commit()
+        finally:
+            change.abort()
+
+
+class _Source:
+    """Reads a file from its beginning by offset, without moving that of its descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._offset = 0
+        self._head = b""
+
+    def read_up_to(self, limit: int, hint: int) -> bytes:
+        """Up to ``limit`` bytes, fewer only at the end; asks for a little more than ``hint`` first."""
+        wanted = min(limit, max(hint, 0) + 1)
+        parts = []
+        got = 0
+        while got < limit and (data := os.pread(self._fd, wanted, self._offset)):
+            parts.append(data)
+            got += len(data)
+            self._offset += len(data)
+            # After a short read most likely nothing comes, and a large buffer would be made for it.
+            wanted = min(limit - got, _PROBE if len(data) < wanted else chunking.PIECE_SIZE)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def push_back(self, data: bytes) -> None:
+        """Lets ``data`` come first in what ``read`` gives."""
+        self._head = data
+
+    def read(self, length: int) -> bytes:
+        """The next ``length`` bytes, fewer only at the end."""
+        if len(self._head) >= length:
+            data, self._head = self._head[:length], self._head[length:]
+            return data
+        head, self._head = self._head, b""
+        return head + self.read_up_to(length - len(head), length)
+
+
+class _TreeCache:
+    """The decoded trees that were read last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._trees: OrderedDict[Hash, Tree] = OrderedDict()
+        self._entries = 0
+
+    def get(self, name: Hash) -> Tree | None:
+        with self._lock:
+            tree = self._trees.get(name)
+            if tree is not None:
+                self._trees.move_to_end(name)
+            return tree
+
+    def put(self, name: Hash, tree: Tree) -> None:
+        cost = len(tree.entries) + 1
+        if cost > _CACHED_ENTRIES // 4:
+            return
+        with self._lock:
+            if name not in self._trees:
+                self._trees[name] = tree
+                self._entries += cost
+            while self._entries > _CACHED_ENTRIES:
+                _, dropped = self._trees.popitem(last=False)
+                self._entries -= len(dropped.entries) + 1
