@@ -33,7 +33,10 @@ def execute(
     make_engine: Callable[[Store], EngineT],
     more_services: Callable[[Store, EngineT], Sequence[Registration]],
 ) -> int:
-    """Serve until told to stop. The exit code: 0 after an orderly stop and when a daemon runs already, else the reason's."""
+    """Serve until told to stop.
+
+    The exit code: 0 after an orderly stop and when a daemon runs already, else that of the reason.
+    """
     options = _parser().parse_args(arguments)
     logs.configure(options.log_level)
     try:

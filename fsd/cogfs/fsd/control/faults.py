@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import structlog
-
 from cogfs.fsd.control.errors import CogfsError, from_os_error
 from cogfs.store.errors import (
     Corrupt,

@@ -82,7 +82,7 @@ def covering(path: bytes, mounts: list[MountEntry]) -> MountEntry | None:
 
 def is_within(path: bytes, directory: bytes) -> bool:
     """``path`` is ``directory`` or below it; both absolute and normal."""
-    return path == directory or directory == b"/" or path.startswith(directory + b"/")
+    return directory in (path, b"/") or path.startswith(directory + b"/")
 
 
 def is_dead(mountpoint: bytes, patience: float = 2.0) -> bool:

@@ -44,7 +44,7 @@ class Workspaces(Protocol):
     """What the supervisor tells the engine about workers that come and go. All of it is safe from any thread."""
 
     def attach(self, workspace_id: str, link: Link) -> None:
-        """A worker, new or adopted, serves the workspace from now on. Recovers an interrupted restore through the mount."""
+        """A worker, new or adopted, serves the workspace now. Recovers an interrupted restore through the mount."""
 
     def detach(self, workspace_id: str) -> None:
         """The worker is gone or its mount was taken away. Idempotent; never waits for the worker."""

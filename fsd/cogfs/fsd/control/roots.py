@@ -20,8 +20,25 @@ from cogfs.v1.reasons import Reason
 
 #: Filesystems that hold no files of anybody.
 _PSEUDO = frozenset(
-    "proc sysfs cgroup cgroup2 devpts securityfs debugfs tracefs pstore bpf configfs fusectl mqueue binfmt_misc "
-    "efivarfs autofs nsfs".split()
+    {
+        "proc",
+        "sysfs",
+        "cgroup",
+        "cgroup2",
+        "devpts",
+        "securityfs",
+        "debugfs",
+        "tracefs",
+        "pstore",
+        "bpf",
+        "configfs",
+        "fusectl",
+        "mqueue",
+        "binfmt_misc",
+        "efivarfs",
+        "autofs",
+        "nsfs",
+    }
 )
 _PATH_MAX = 4095
 
@@ -145,10 +162,7 @@ def check_mountpoint(
         missing = True
     except OSError as error:
         raise from_os_error(error, f"look up the mountpoint {show(at)}") from error
-    if missing:
-        place = os.path.join(canonical(parent, table), name)
-    else:
-        place = canonical(at, table)
+    place = os.path.join(canonical(parent, table), name) if missing else canonical(at, table)
     if is_within(place, root):
         raise invalid(f"the mountpoint {show(place)} lies in the workspace's own root: choose one outside of it")
     if is_within(root, place):

@@ -12,9 +12,12 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
+from cogfs.fsd.control.errors import CogfsError, from_os_error
+from cogfs.fsd.control.faults import as_cogfs_error
+from cogfs.v1.reasons import DOMAIN, Reason
 from google.protobuf import any_pb2
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -23,12 +26,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from cogfs.fsd.control.errors import CogfsError, from_os_error
-from cogfs.fsd.control.faults import as_cogfs_error
-from cogfs.v1.reasons import DOMAIN, Reason
-
 _THREADS = 32
 PAGE_SIZE_MAX = 1000
+
+if TYPE_CHECKING:
+    # Generic for the type checker only.
+    _Handler = grpc.RpcMethodHandler[Any, Any]
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -92,14 +95,14 @@ def _identity(path: Path) -> tuple[int, int]:
     return (found.st_dev, found.st_ino) if stat.S_ISSOCK(found.st_mode) else (0, 0)
 
 
-class _Edge(grpc.ServerInterceptor):  # type: ignore[misc]
+class _Edge(grpc.ServerInterceptor):
     """Stands around every call."""
 
     def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+        continuation: Callable[[grpc.HandlerCallDetails], _Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler | None:
+    ) -> _Handler | None:
         handler = continuation(handler_call_details)
         method = handler_call_details.method.removeprefix("/")
         if handler is None or not method.startswith(f"{DOMAIN}."):
@@ -153,7 +156,7 @@ def status_of(error: CogfsError) -> status_pb2.Status:
 
 
 def check(request: Message) -> None:
-    """VALIDATION_ERROR for what is wrong with a request by its form alone: ids, page sizes, times of nowhere."""
+    """VALIDATION_ERROR for what is wrong with a request by its form alone: ids, page sizes, enums."""
     for field, value in request.ListFields():
         if field.name == "page_size":
             if not 0 <= value <= PAGE_SIZE_MAX:
@@ -161,9 +164,8 @@ def check(request: Message) -> None:
         elif field.type == FieldDescriptor.TYPE_STRING and field.name.endswith("_id"):
             if not _ID.fullmatch(value):
                 raise _invalid(f"{field.name} is malformed: an id has 1 to 128 characters of A-Z a-z 0-9 . _ : -")
-        elif field.type == FieldDescriptor.TYPE_ENUM and not field.is_repeated:
-            if value not in field.enum_type.values_by_number:
-                raise _invalid(f"{field.name} has no value {value}")
+        elif field.enum_type is not None and not field.is_repeated and value not in field.enum_type.values_by_number:
+            raise _invalid(f"{field.name} has no value {value}")
 
 
 def _invalid(message: str) -> CogfsError:

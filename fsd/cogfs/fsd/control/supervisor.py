@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import msgspec
 import structlog
-
 from cogfs.fsd.control import mounts, roots, users, worker
 from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error
 from cogfs.fsd.control.faults import as_cogfs_error
@@ -106,7 +105,7 @@ class Supervisor:
     # Start.
 
     def start(self, patience: float = 10.0) -> None:
-        """Take up every workspace: adopt its worker, or finish what was interrupted and mount it again when it should be.
+        """Take up every workspace: adopt its worker, or finish what was interrupted and mount it again where wanted.
 
         Returns when that is done, or after ``patience`` seconds, while the rest goes on under the workspaces' locks.
         """
@@ -266,7 +265,7 @@ class Supervisor:
             served.process.close()
 
     def _clear(self, workspace_id: str) -> None:
-        """Take away whatever mount and socket of the workspace nobody serves or can reach. Its users keep what they have."""
+        """Take away mounts and a socket of the workspace that nobody serves or can reach. Users keep what they have."""
         for entry in reversed(mounts.of_workspace(workspace_id)):
             _log.warning(
                 "taking a mount without a worker away",
@@ -423,8 +422,8 @@ class Supervisor:
     def stop(self, *, leave_mounts: bool) -> None:
         """Let go of every workspace. With ``leave_mounts`` the workers serve on for the next daemon.
 
-        Otherwise each is unmounted, the plain way first. A mount that is still used then is taken out of the tree: nothing
-        waits for its users, who keep what they have open, and the worker ends with the last of them.
+        Otherwise each is unmounted, the plain way first. A mount that is still used then is taken out of the tree:
+        nothing waits for its users, who keep what they have open, and the worker ends with the last of them.
         """
         self._stopping.set()
         with self._store.read() as reader:

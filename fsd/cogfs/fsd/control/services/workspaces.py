@@ -8,9 +8,6 @@ import time
 
 import grpc
 import msgspec
-from google.protobuf.timestamp_pb2 import Timestamp
-from pathspec import GitIgnoreSpec
-
 from cogfs.fsd.control import mounts, roots, users
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.places import Places
@@ -22,6 +19,8 @@ from cogfs.store.schema import WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
 from cogfs.v1 import common_pb2, workspace_pb2, workspace_pb2_grpc
 from cogfs.v1.reasons import Reason
+from google.protobuf.timestamp_pb2 import Timestamp
+from pathspec import GitIgnoreSpec
 
 _GLOBS_MAX = 1000
 _GLOB_LENGTH_MAX = 4096
@@ -206,7 +205,7 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
         with self._store.read() as reader:
             rows = reader.workspaces()
         row = _match(path, rows, exactly=exactly)
-        if row is None and mounts.FSTYPE != _fstype_at(path):
+        if row is None and _fstype_at(path) != mounts.FSTYPE:
             # Only now, as what is below a mount may not answer.
             row = _match(os.path.realpath(path), rows, exactly=exactly)
         return row
