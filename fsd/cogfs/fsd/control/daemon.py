@@ -1,0 +1,108 @@
+"""The daemon put together: its lock, the store, the engine, the workers and the server, in the order in which they
+begin and end.
+
+Must not know the command line, nor what the services answer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import structlog
+from cogfs.fsd.control.errors import CogfsError, from_os_error
+from cogfs.fsd.control.notify import notify
+from cogfs.fsd.control.places import Places
+from cogfs.fsd.control.ports import EngineT, Workspaces
+from cogfs.fsd.control.server import Registration, Server
+from cogfs.fsd.control.services.admin import AdminService
+from cogfs.fsd.control.services.workspaces import WorkspaceService
+from cogfs.fsd.control.supervisor import Supervisor
+from cogfs.store.store import Store
+from cogfs.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
+from cogfs.v1.reasons import Reason
+from cogfs.v1.workspace_pb2_grpc import add_WorkspaceServiceServicer_to_server
+
+_log = structlog.get_logger(__name__)
+
+#: Seconds that calls under way have when the daemon stops.
+_CALLS_PATIENCE = 20.0
+
+
+class AlreadyRunning(CogfsError):
+    """Another daemon has this runtime directory."""
+
+    def __init__(self, pid: str, places: Places) -> None:
+        super().__init__(Reason.UNAVAILABLE, f"cogfsd is already running (pid {pid}) at {places.endpoint}")
+
+
+def run(
+    places: Places,
+    make_engine: Callable[[Store], EngineT],
+    more_services: Callable[[Store, EngineT], Sequence[Registration]],
+    *,
+    leave_mounts: bool,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Called in the main thread.
+
+    AlreadyRunning; CogfsError or StoreError when it cannot begin.
+    """
+    places.make()
+    ended = threading.Event()
+    with ExitStack() as stack:
+        stack.callback(os.close, _lock(places))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            stack.callback(signal.signal, number, signal.signal(number, lambda *_: ended.set()))
+        store = stack.enter_context(Store.open(places.store))
+        engine = make_engine(store)
+        supervisor = Supervisor(places, store, engine)
+        services = [
+            *_own_services(places, store, engine, supervisor),
+            *more_services(store, engine),
+        ]
+        server = Server(places.socket, services)
+        stack.callback(supervisor.stop, leave_mounts=leave_mounts)
+        stack.callback(server.stop, _CALLS_PATIENCE)
+        supervisor.start()
+        server.start()
+        notify("READY=1")
+        _log.info("ready", endpoint=places.endpoint, store=str(places.store), pid=os.getpid())
+        # A wait without a limit would not let Python run the signal's handler in every case.
+        while not ended.wait(3600):
+            pass
+        notify("STOPPING=1")
+        _log.info("stopping", leave_mounts=leave_mounts)
+    _log.info("stopped")
+
+
+def _own_services(places: Places, store: Store, engine: Workspaces, supervisor: Supervisor) -> list[Registration]:
+    workspaces = WorkspaceService(places, store, engine, supervisor)
+    admin = AdminService(places, store)
+    return [
+        (
+            "cogfs.v1.WorkspaceService",
+            lambda server: add_WorkspaceServiceServicer_to_server(workspaces, server),
+        ),
+        ("cogfs.v1.AdminService", lambda server: add_AdminServiceServicer_to_server(admin, server)),
+    ]
+
+
+def _lock(places: Places) -> int:
+    """A descriptor that holds the lock of the runtime directory, with our pid in it. AlreadyRunning."""
+    try:
+        descriptor = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise AlreadyRunning(pid or "unknown", places) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+    except OSError as error:
+        raise from_os_error(error, f"lock {places.lock}") from error
+    return descriptor

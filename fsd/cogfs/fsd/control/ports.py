@@ -1,0 +1,67 @@
+"""What the parts of the control process need of each other, as protocols: the supervisor of the engine, and the engine
+of the link to a worker."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from cogfs.fsd.channel import Answer, Request, Welcome
+
+
+class Link(Protocol):
+    """A connection to a worker. See ``cogfs.fsd.control.link``."""
+
+    @property
+    def welcome(self) -> Welcome: ...
+
+    @property
+    def root_fd(self) -> int:
+        """The backing root, opened for reading; valid until ``Workspaces.detach`` has returned."""
+
+    @property
+    def mountpoint(self) -> bytes: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def call(self, request: Request, timeout: float = 30.0) -> Answer: ...
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """How a workspace stands, as far as its records and restores go."""
+
+    recovering: bool = False
+    #: Why nothing may be changed; empty: all is well.
+    read_only: str = ""
+    dirty_files: int = 0
+    dirty_directories: int = 0
+
+
+class Workspaces(Protocol):
+    """What the supervisor tells the engine about workers that come and go. All of it is safe from any thread."""
+
+    def attach(self, workspace_id: str, link: Link) -> None:
+        """A worker, new or adopted, serves the workspace now. Recovers an interrupted restore through the mount."""
+
+    def detach(self, workspace_id: str) -> None:
+        """The worker is gone or its mount was taken away. Idempotent; never waits for the worker."""
+
+    def recover(self, workspace_id: str) -> None:
+        """The workspace is not mounted: finish an interrupted restore on the backing directory."""
+
+    def settle(self, workspace_id: str) -> None:
+        """An orderly unmount follows: hand over what is dirty."""
+
+    def lock(self, workspace_id: str) -> threading.RLock:
+        """Held while the workspace is mounted, unmounted, restored or checkpointed."""
+
+    def state(self, workspace_id: str) -> EngineState: ...
+
+    def forget(self, workspace_id: str) -> None:
+        """The workspace was deleted."""
+
+
+EngineT = TypeVar("EngineT", bound=Workspaces)

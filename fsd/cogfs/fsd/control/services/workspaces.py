@@ -1,0 +1,311 @@
+"""WorkspaceService: which directories are workspaces, and their mounts."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import grpc
+import msgspec
+from cogfs.fsd.control import mounts, roots, users
+from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.places import Places
+from cogfs.fsd.control.ports import EngineState, Workspaces
+from cogfs.fsd.control.roots import invalid, show
+from cogfs.fsd.control.supervisor import ServingState, Supervisor
+from cogfs.store.ids import new_id
+from cogfs.store.schema import WorkspaceOptions, WorkspaceRow
+from cogfs.store.store import Store
+from cogfs.v1 import common_pb2, workspace_pb2, workspace_pb2_grpc
+from cogfs.v1.reasons import Reason
+from google.protobuf.timestamp_pb2 import Timestamp
+from pathspec import GitIgnoreSpec
+
+_GLOBS_MAX = 1000
+_GLOB_LENGTH_MAX = 4096
+#: Larger than any file.
+_FILE_BYTES_MAX = 1 << 62
+
+_OUTCOMES = {
+    "forward": workspace_pb2.Recovery.FORWARD,
+    "back": workspace_pb2.Recovery.BACK,
+    "failed": workspace_pb2.Recovery.FAILED,
+}
+
+
+class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
+    def __init__(self, places: Places, store: Store, engine: Workspaces, supervisor: Supervisor) -> None:
+        self._places = places
+        self._store = store
+        self._engine = engine
+        self._supervisor = supervisor
+        #: Held from the check of a new root until it is registered, so that no two meet.
+        self._registering = threading.Lock()
+
+    def CreateWorkspace(
+        self, request: workspace_pb2.CreateWorkspaceRequest, context: grpc.ServicerContext
+    ) -> workspace_pb2.Workspace:
+        path = roots.absolute(request.root, "the root")
+        row = self._at(path, exactly=True)
+        if row is not None:
+            raise _registered(row)
+        return self._answer(self._create(path, _options(request.options), force=request.force_root).id)
+
+    def Mount(self, request: workspace_pb2.MountRequest, context: grpc.ServicerContext) -> workspace_pb2.Workspace:
+        options = _options(request.options) if request.HasField("options") else None
+        row = self._chosen(request.workspace_id, request.root, exactly=True)
+        new = row is None
+        if row is None:
+            row = self._create(
+                roots.absolute(request.root, "the root"), options or WorkspaceOptions(), force=request.force_root
+            )
+        try:
+            mountpoint = self._mountpoint(row, request.at)
+            if options is not None and options != row.options:
+                self._set_options(row.id, options)
+            try:
+                self._supervisor.mount(row.id, mountpoint)
+            except BaseException:
+                if options is not None:
+                    self._set_options(row.id, row.options)
+                raise
+        except BaseException:
+            if new:
+                self._forget(row.id)
+            raise
+        return self._answer(row.id)
+
+    def Unmount(self, request: workspace_pb2.UnmountRequest, context: grpc.ServicerContext) -> workspace_pb2.Workspace:
+        row = self._chosen(request.workspace_id, request.root, exactly=True)
+        if row is None:
+            raise _unknown(request.root)
+        self._supervisor.unmount(row.id, force=request.force)
+        return self._answer(row.id)
+
+    def GetWorkspace(
+        self, request: workspace_pb2.GetWorkspaceRequest, context: grpc.ServicerContext
+    ) -> workspace_pb2.Workspace:
+        row = self._chosen(request.workspace_id, request.path, exactly=False)
+        if row is None:
+            raise _unknown(request.path)
+        return self._answer(row.id)
+
+    def ListWorkspaces(
+        self, request: workspace_pb2.ListWorkspacesRequest, context: grpc.ServicerContext
+    ) -> workspace_pb2.ListWorkspacesResponse:
+        with self._store.read() as reader:
+            counted = [(row, reader.snapshot_count(row.id)) for row in reader.workspaces()]
+        return workspace_pb2.ListWorkspacesResponse(
+            workspaces=[
+                message(row, count, self._supervisor.state(row.id), self._engine.state(row.id))
+                for row, count in counted
+            ]
+        )
+
+    def DeleteWorkspace(
+        self, request: workspace_pb2.DeleteWorkspaceRequest, context: grpc.ServicerContext
+    ) -> workspace_pb2.DeleteWorkspaceResponse:
+        row = self._by_id(request.workspace_id)
+        with self._engine.lock(row.id):
+            row = self._by_id(row.id)
+            if row.mount_wanted or mounts.of_workspace(row.id):
+                raise CogfsError(Reason.BUSY, f"{show(row.root)} is mounted: unmount it first")
+            with self._store.write() as writer:
+                for thread in writer.threads():
+                    if thread.workspace_id == row.id:
+                        raise CogfsError(
+                            Reason.BUSY,
+                            f"the thread {thread.id} works in {show(row.root)}, whose snapshots it names",
+                            thread_id=thread.id,
+                        )
+                writer.delete_workspace(row.id)
+            self._engine.forget(row.id)
+        return workspace_pb2.DeleteWorkspaceResponse()
+
+    def ListHandles(
+        self, request: workspace_pb2.ListHandlesRequest, context: grpc.ServicerContext
+    ) -> workspace_pb2.ListHandlesResponse:
+        row = self._by_id(request.workspace_id)
+        link = self._supervisor.link(row.id)
+        if link is None:
+            raise invalid(f"{show(row.root)} is not mounted: only a mount knows who has what open")
+        return workspace_pb2.ListHandlesResponse(
+            handles=[
+                workspace_pb2.Handle(
+                    path=handle.path,
+                    pid=handle.pid,
+                    command=handle.command,
+                    access=common_pb2.BusyBy.WRITE if handle.writable else common_pb2.BusyBy.READ,
+                    since=timestamp(handle.since_ns),
+                    deleted=handle.deleted,
+                    directory=handle.directory,
+                )
+                for handle in users.open_handles(link)
+            ]
+        )
+
+    # Rows.
+
+    def _create(self, path: bytes, options: WorkspaceOptions, *, force: bool) -> WorkspaceRow:
+        table = mounts.table()
+        root = roots.canonical(path, table)
+        with self._registering:
+            with self._store.read() as reader:
+                rows = reader.workspaces()
+            roots.check_new_root(root, rows, self._places, table, force=force)
+            row = WorkspaceRow(id=new_id("ws"), root=root, mountpoint=b"", options=options, created_ns=time.time_ns())
+            with self._store.write() as writer:
+                writer.put_workspace(row)
+        return row
+
+    def _forget(self, workspace_id: str) -> None:
+        with self._engine.lock(workspace_id):
+            with self._store.write() as writer:
+                writer.delete_workspace(workspace_id)
+            self._engine.forget(workspace_id)
+
+    def _set_options(self, workspace_id: str, options: WorkspaceOptions) -> None:
+        with self._engine.lock(workspace_id), self._store.write() as writer:
+            row = writer.workspace(workspace_id)
+            writer.put_workspace(msgspec.structs.replace(row, options=options))
+
+    def _mountpoint(self, row: WorkspaceRow, at: bytes) -> bytes:
+        if not at:
+            return row.root
+        place = roots.absolute(at, "the mountpoint")
+        if self._supervisor.link(row.id) is not None or any(
+            entry.mountpoint == place for entry in mounts.of_workspace(row.id)
+        ):
+            # Mounted already, or dead at that very place: the supervisor tells, or clears it.
+            return place
+        with self._store.read() as reader:
+            rows = reader.workspaces()
+        return roots.check_mountpoint(place, row.root, rows, self._places, mounts.table())
+
+    def _chosen(self, workspace_id: str, path: bytes, *, exactly: bool) -> WorkspaceRow | None:
+        """The workspace that a request names by exactly one of two. NOT_FOUND for an id, None for a path."""
+        if bool(workspace_id) == bool(path):
+            raise invalid("name the workspace by its id or by a path, and by one of them only")
+        if workspace_id:
+            return self._by_id(workspace_id)
+        return self._at(roots.absolute(path, "the path"), exactly=exactly)
+
+    def _by_id(self, workspace_id: str) -> WorkspaceRow:
+        if not workspace_id:
+            raise invalid("workspace_id is empty")
+        with self._store.read() as reader:
+            for row in reader.workspaces():
+                if row.id == workspace_id:
+                    return row
+        raise CogfsError(Reason.NOT_FOUND, f"there is no workspace {workspace_id}", workspace_id=workspace_id)
+
+    def _at(self, path: bytes, *, exactly: bool) -> WorkspaceRow | None:
+        """The workspace at ``path`` (in its root or its mountpoint) or, if not ``exactly``, the one that holds it."""
+        with self._store.read() as reader:
+            rows = reader.workspaces()
+        row = _match(path, rows, exactly=exactly)
+        if row is None and _fstype_at(path) != mounts.FSTYPE:
+            # Only now, as what is below a mount may not answer.
+            row = _match(os.path.realpath(path), rows, exactly=exactly)
+        return row
+
+    def _answer(self, workspace_id: str) -> workspace_pb2.Workspace:
+        with self._store.read() as reader:
+            row, count = reader.workspace(workspace_id), reader.snapshot_count(workspace_id)
+        return message(row, count, self._supervisor.state(workspace_id), self._engine.state(workspace_id))
+
+
+def message(
+    row: WorkspaceRow, snapshot_count: int, serving: ServingState, engine: EngineState
+) -> workspace_pb2.Workspace:
+    state, reason = _state(row, serving, engine)
+    answer = workspace_pb2.Workspace(
+        id=row.id,
+        root=row.root,
+        mode=workspace_pb2.Workspace.MOUNTED,
+        state=state,
+        reason=reason,
+        options=workspace_pb2.WorkspaceOptions(exclude=row.options.exclude, max_file_bytes=row.options.max_file_bytes),
+        mountpoint=serving.mountpoint or row.mountpoint,
+        created_at=timestamp(row.created_ns),
+        worker_pid=serving.worker_pid,
+        last_snapshot_id=row.last_snapshot_id,
+        dirty_files=engine.dirty_files,
+        dirty_directories=engine.dirty_directories,
+        snapshot_count=snapshot_count,
+    )
+    recovery = row.last_recovery
+    if recovery is not None:
+        answer.last_recovery.CopyFrom(
+            workspace_pb2.Recovery(
+                outcome=_OUTCOMES[recovery.outcome],
+                target_snapshot_id=recovery.target_snapshot_id,
+                safety_snapshot_id=recovery.safety_snapshot_id,
+                at=timestamp(recovery.at_ns),
+                reason=recovery.reason,
+            )
+        )
+    return answer
+
+
+def _state(
+    row: WorkspaceRow, serving: ServingState, engine: EngineState
+) -> tuple[workspace_pb2.Workspace.State.ValueType, str]:
+    if serving.starting:
+        return workspace_pb2.Workspace.RECOVERING, "cogfsd has just started and is taking it up again"
+    if serving.dead:
+        return workspace_pb2.Workspace.DEAD, serving.dead
+    read_only = engine.read_only or row.read_only
+    if read_only:
+        return workspace_pb2.Workspace.READ_ONLY, read_only
+    if engine.recovering:
+        return workspace_pb2.Workspace.RECOVERING, ""
+    if serving.worker_pid:
+        return workspace_pb2.Workspace.ACTIVE, ""
+    return workspace_pb2.Workspace.DETACHED, ""
+
+
+def timestamp(nanoseconds: int) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromNanoseconds(nanoseconds)
+    return stamp
+
+
+def _options(options: workspace_pb2.WorkspaceOptions) -> WorkspaceOptions:
+    if len(options.exclude) > _GLOBS_MAX:
+        raise invalid(f"there are {len(options.exclude)} globs to exclude, and at most {_GLOBS_MAX:,} are allowed")
+    for glob in options.exclude:
+        if not glob.strip() or "\n" in glob or "\0" in glob or len(glob) > _GLOB_LENGTH_MAX:
+            raise invalid(
+                f"a glob to exclude is empty, longer than {_GLOB_LENGTH_MAX:,} characters, or holds a line break"
+            )
+        try:
+            GitIgnoreSpec.from_lines([glob])
+        except ValueError as error:
+            raise invalid(f"{glob!r} is no glob in gitignore syntax: {error}") from error
+    size = options.max_file_bytes
+    if size > _FILE_BYTES_MAX:
+        raise invalid(f"max_file_bytes of {size} is larger than any file")
+    default = WorkspaceOptions().max_file_bytes
+    return WorkspaceOptions(exclude=tuple(options.exclude), max_file_bytes=default if size == 0 else max(size, -1))
+
+
+def _match(path: bytes, rows: list[WorkspaceRow], *, exactly: bool) -> WorkspaceRow | None:
+    row = roots.find(path, rows)
+    return row if row is None or not exactly or path in (row.root, row.mountpoint) else None
+
+
+def _fstype_at(path: bytes) -> str:
+    entry = mounts.covering(path, mounts.table())
+    return entry.fstype if entry is not None else ""
+
+
+def _registered(row: WorkspaceRow) -> CogfsError:
+    return CogfsError(
+        Reason.ALREADY_EXISTS, f"{show(row.root)} is registered already, as {row.id}", workspace_id=row.id
+    )
+
+
+def _unknown(path: bytes) -> CogfsError:
+    return CogfsError(Reason.NOT_FOUND, f"there is no workspace at {show(path)}")

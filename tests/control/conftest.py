@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.control.harness import Daemon, place
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    with place() as directory:
+        yield directory
+
+
+@pytest.fixture
+def project(base: Path) -> Path:
+    root = base / "project"
+    (root / "src").mkdir(parents=True)
+    (root / "src" / "a.txt").write_text("one\n")
+    return root
+
+
+@pytest.fixture
+def idle(base: Path) -> Iterator[Daemon]:
+    """A daemon that has not been started."""
+    daemon = Daemon(base)
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@pytest.fixture
+def daemon(idle: Daemon) -> Daemon:
+    idle.start()
+    return idle
