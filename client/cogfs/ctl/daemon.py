@@ -68,9 +68,10 @@ def status(context: typer.Context, json: Json = False) -> None:
 def run(leave_mounts: LeaveMounts = False) -> None:
     """Run the daemon in the foreground, in place of this process."""
     from cogfs.client.lifecycle import daemon_command, daemon_environment
+    from cogfs.client.places import default_endpoint
 
     command = daemon_command(("--leave-mounts",) if leave_mounts else ())
-    os.execve(command[0], command, daemon_environment())
+    os.execve(command[0], command, daemon_environment(default_endpoint()))
 
 
 def version(context: typer.Context, json: Json = False) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -78,7 +80,8 @@ def main() -> None:
     # gRPC's own log is not for people.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(obj=call, prog_name="cogfsctl")
         code = 0
@@ -119,9 +122,20 @@ def _failed(call: Invocation, error: Exception) -> int:
             from cogfs.client.names import printable
 
             print(f"cogfsctl: {printable(message)}", file=sys.stderr)
+            for holder in _holders(metadata.get("busy_by", "")):
+                print(f"  {printable(holder)}", file=sys.stderr)
     except BrokenPipeError:
         pass
     return code
+
+
+def _holders(busy_by: str) -> list[str]:
+    """Who is in the way, from the metadata of an error: one line each."""
+    try:
+        holders = json.loads(busy_by) if busy_by else []
+        return [f"{holder['command']} (pid {holder['pid']}): {holder['path'] or '.'}" for holder in holders]
+    except (ValueError, TypeError, KeyError):
+        return [busy_by]
 
 
 def _flushed(code: int) -> int:
