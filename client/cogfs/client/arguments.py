@@ -15,7 +15,7 @@ from cogfs.v1 import common_pb2, thread_pb2
 PathArgument = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 #: What ``entry_kind`` takes.
-ENTRY_KINDS = tuple(name.lower() for name in thread_pb2.Entry.Kind.keys() if name != "KIND_UNSPECIFIED")
+ENTRY_KINDS = tuple(value.name.lower() for value in thread_pb2.Entry.Kind.DESCRIPTOR.values if value.number)
 
 _WAITS = {"sealed": common_pb2.WAIT_SEALED, "durable": common_pb2.WAIT_DURABLE}
 

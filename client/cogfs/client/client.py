@@ -64,6 +64,11 @@ class Client:
         )
         return Workspace(self._connection, self._connection.call(self._connection.workspaces.Mount, request))
 
+    def unmount(self, path: PathArgument, *, force: bool = False) -> Workspace:
+        """Takes the mount of the workspace whose root is ``path`` away, as ``Workspace.unmount``."""
+        request = workspace_pb2.UnmountRequest(root=absolute(path), force=force)
+        return Workspace(self._connection, self._connection.call(self._connection.workspaces.Unmount, request))
+
     def create_workspace(
         self,
         path: PathArgument,

@@ -10,6 +10,7 @@ from typing import TypeVar
 import grpc
 
 from cogfs.client.errors import Denied, Unavailable, ValidationError, from_rpc
+from cogfs.client.places import socket_path
 from cogfs.v1 import admin_pb2_grpc, snapshot_pb2_grpc, thread_pb2_grpc, workspace_pb2_grpc
 
 _Request = TypeVar("_Request")
@@ -93,12 +94,6 @@ class Connection:
             raise from_rpc(error, self.endpoint) from None
         finally:
             call.cancel()
-
-
-def socket_path(endpoint: str) -> str | None:
-    """The path in a ``unix:`` endpoint; None for any other."""
-    match = re.fullmatch(r"unix:(?://)?(/.*)", endpoint, re.DOTALL)
-    return match[1] if match else None
 
 
 def paged(fetch: Callable[[str], tuple[list[_Answer], str]]) -> Iterator[_Answer]:

@@ -14,9 +14,10 @@ import threading
 import time
 
 from cogfs.client import places
-from cogfs.client.connection import Connection, socket_path
-from cogfs.client.errors import Denied, IOFailed, Unavailable, ValidationError
+from cogfs.client.connection import Connection
+from cogfs.client.errors import CLASSES, CogfsError, Denied, IOFailed, Unavailable, ValidationError
 from cogfs.v1 import admin_pb2
+from cogfs.v1.reasons import Reason
 
 #: Seconds in which a daemon that was started has to answer.
 START_TIMEOUT = 30.0
@@ -54,13 +55,17 @@ def daemon_command(arguments: tuple[str, ...] = ()) -> list[str]:
     return [sys.executable, "-P", "-m", "cogfs.fsd.control.main", *arguments]
 
 
-def daemon_environment() -> dict[str, str]:
-    """The environment of a daemon: it is told the directories in which this client looks for it."""
-    return {
+def daemon_environment(endpoint: str) -> dict[str, str]:
+    """The environment of a daemon: it is told the places in which this client looks for it."""
+    environment = {
         **os.environ,
         "COGFS_STATE_DIR": os.fspath(places.state_dir()),
         "COGFS_RUNTIME_DIR": os.fspath(places.runtime_dir()),
+        "COGFS_ENDPOINT": endpoint,
     }
+    if endpoint == places.socket_endpoint():
+        del environment["COGFS_ENDPOINT"]
+    return environment
 
 
 def missing_packages() -> list[str]:
@@ -84,17 +89,15 @@ def missing_packages() -> list[str]:
 def ensure_daemon(endpoint: str | None = None, *, leave_mounts: bool = False) -> tuple[admin_pb2.Daemon, bool]:
     """The daemon that answers, started in the background when none did; and whether it was started here.
 
-    Only the daemon of the usual place can be started: Unavailable for another endpoint that does not answer, when what
-    the daemon needs is not installed, and when it does not come up, with the last lines of its log.
+    Unavailable when nothing can be started there, as it is no Unix socket or the daemon is not installed, and when the
+    daemon does not come up: then with the last lines of its log, and of the class that its exit code names.
     """
     wanted = endpoint or places.default_endpoint()
     found = find_daemon(wanted)
     if found is not None:
         return found, False
-    if wanted != places.socket_endpoint():
-        raise Unavailable(
-            f"no cogfs daemon answers at {wanted}, and only one at {places.socket_endpoint()} can be started from here"
-        )
+    if places.socket_path(wanted) is None:
+        raise Unavailable(f"no cogfs daemon answers at {wanted}, and one can be started only on a Unix socket")
     return _start(wanted, daemon_command(("--leave-mounts",) if leave_mounts else ())), True
 
 
@@ -102,7 +105,7 @@ def _start(endpoint: str, command: list[str]) -> admin_pb2.Daemon:
     log = _open_log()
     try:
         beginning = os.fstat(log).st_size
-        process = _spawn(command, log)
+        process = _spawn(command, endpoint, log)
         started = time.monotonic()
         deadline = started + START_TIMEOUT
         while True:
@@ -112,12 +115,14 @@ def _start(endpoint: str, command: list[str]) -> admin_pb2.Daemon:
             now = time.monotonic()
             status = process.poll()
             if status:
-                raise Unavailable(f"the daemon did not start (exit status {status})" + _last_lines(beginning))
+                raise _ended(status, _last_lines(beginning))
             if now > deadline:
-                raise Unavailable(f"the daemon does not answer after {START_TIMEOUT:.0f} s" + _last_lines(beginning))
+                raise Unavailable(
+                    _with_log(f"the daemon does not answer after {START_TIMEOUT:.0f} s", _last_lines(beginning))
+                )
             # Status 0 without an answer: another daemon held the lock. It is coming up, or it was just ending.
             if status == 0 and now > started + _RETRY:
-                process = _spawn(command, log)
+                process = _spawn(command, endpoint, log)
                 started = now
             time.sleep(_POLL)
     finally:
@@ -135,7 +140,7 @@ def _open_log() -> int:
         raise IOFailed(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
+def _spawn(command: list[str], endpoint: str, log: int) -> subprocess.Popen[bytes]:
     """A process that survives this one, its terminal and its working directory."""
     process = subprocess.Popen(
         command,
@@ -143,7 +148,7 @@ def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
         stdout=log,
         stderr=log,
         cwd="/",
-        env=daemon_environment(),
+        env=daemon_environment(endpoint),
         start_new_session=True,
         umask=0o077,
     )
@@ -152,17 +157,27 @@ def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
     return process
 
 
-def _last_lines(beginning: int) -> str:
-    """What was logged since ``beginning``, for the end of a message."""
-    path = places.log_file()
+def _last_lines(beginning: int) -> list[str]:
+    """The last lines that were logged since ``beginning``."""
     try:
-        with open(path, "rb") as log:
+        with open(places.log_file(), "rb") as log:
             log.seek(beginning)
             text = log.read()[-65536:].decode("utf-8", "replace")
     except OSError:
-        text = ""
-    lines = [line for line in text.splitlines() if line.strip()][-_LOG_LINES:]
-    return f"; see {path}" + "".join(f"\n  {line}" for line in lines)
+        return []
+    return [line for line in text.splitlines() if line.strip()][-_LOG_LINES:]
+
+
+def _ended(status: int, lines: list[str]) -> CogfsError:
+    """The error for a daemon that ended instead of answering: its own sentence and reason when it gave them."""
+    reasons = {reason.exit_code: reason for reason in Reason}
+    if status in reasons and lines and lines[-1].startswith("cogfsd: "):
+        return CLASSES[reasons[status]](f"the daemon did not start: {lines[-1].removeprefix('cogfsd: ')}")
+    return Unavailable(_with_log(f"the daemon did not start (exit status {status})", lines))
+
+
+def _with_log(sentence: str, lines: list[str]) -> str:
+    return f"{sentence}; see {places.log_file()}" + "".join(f"\n  {line}" for line in lines)
 
 
 def stop_daemon(endpoint: str | None = None) -> int | None:
@@ -171,7 +186,7 @@ def stop_daemon(endpoint: str | None = None) -> int | None:
     Denied when it belongs to another user. Unavailable when it is still there after a minute.
     """
     wanted = endpoint or places.default_endpoint()
-    if socket_path(wanted) is None:
+    if places.socket_path(wanted) is None:
         raise ValidationError(f"{wanted} is not a Unix socket: the daemon can only be stopped on its own machine")
     found = find_daemon(wanted)
     if found is None:

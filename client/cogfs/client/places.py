@@ -6,7 +6,8 @@ The daemon and its clients follow the same rules, so that they meet without a wo
   ``~/.local/state/cogfs``;
 * runtime: ``COGFS_RUNTIME_DIR``, else ``/run/cogfs`` for root, else ``$XDG_RUNTIME_DIR/cogfs`` when that directory
   exists, else ``run`` below the state directory (there is no login session, or it has ended);
-* endpoint: ``COGFS_ENDPOINT`` (``unix:///…`` or ``host:port``), else ``cogfsd.sock`` in the runtime directory.
+* endpoint: ``COGFS_ENDPOINT`` (``unix:///…``, with unusual characters as in a URL, or ``host:port``), else
+  ``cogfsd.sock`` in the runtime directory.
 
 A variable that is empty counts as unset, and so does an XDG variable that is not absolute.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import quote, unquote_to_bytes
 
 SOCKET = "cogfsd.sock"
 LOG = "cogfsd.log"
@@ -60,9 +62,17 @@ def log_file() -> Path:
 
 def socket_endpoint() -> str:
     """The endpoint of the daemon that belongs to these directories."""
-    return f"unix://{runtime_dir() / SOCKET}"
+    return f"unix://{quote(os.fsencode(runtime_dir() / SOCKET))}"
 
 
 def default_endpoint() -> str:
     """The endpoint that a client uses when it is given none."""
     return os.environ.get("COGFS_ENDPOINT") or socket_endpoint()
+
+
+def socket_path(endpoint: str) -> str | None:
+    """The path in a ``unix:`` endpoint; None for any other."""
+    for scheme in ("unix://", "unix:"):
+        if endpoint.startswith(f"{scheme}/"):
+            return os.fsdecode(unquote_to_bytes(endpoint.removeprefix(scheme)))
+    return None
