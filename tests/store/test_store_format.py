@@ -227,7 +227,7 @@ def test_a_scan_finds_all_records_and_stops_at_a_torn_one(tmp_path: Path) -> Non
     whole = path.read_bytes()
     for length in range(where[-1] + 1, len(whole)):
         path.write_bytes(whole[:length])
-        found = []
+        found: list[int] = []
         with pytest.raises(Corrupt):
             found.extend(offset for offset, _ in packs.scan(1))
         scan = packs.scan(1)
