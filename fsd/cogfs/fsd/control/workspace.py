@@ -206,10 +206,16 @@ class Workspace:
 
     def settle(self) -> None:
         """Record what is dirty, before the mount goes: the scan after the next mount then reads little."""
+        self.present()
+
+    def present(self) -> TreeEntry:
+        """The files as they are now, recorded and in no snapshot."""
         with self.lock:
             link = self.ready()
             with self.frozen(link) as frozen:
-                self.commit(link, self.record(link, frozen))
+                current = self.record(link, frozen)
+                self.commit(link, current)
+        return current.root
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
