@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
+
 from cogfs.fsd.channel import Committed, Freeze, Frozen, Resume
 from cogfs.fsd.control.command import execute
 from cogfs.fsd.control.errors import CogfsError

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from cogfs.v1 import admin_pb2, snapshot_pb2, workspace_pb2
-from cogfs.v1.reasons import Reason
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from cogfs.v1 import admin_pb2, snapshot_pb2, workspace_pb2
+from cogfs.v1.reasons import Reason
 from tests.control.harness import PATIENCE, Daemon, place, refused
 
 FAULTS = [

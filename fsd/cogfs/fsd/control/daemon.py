@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import structlog
+
 from cogfs.fsd.control.errors import CogfsError, from_os_error
 from cogfs.fsd.control.notify import notify
 from cogfs.fsd.control.places import Places

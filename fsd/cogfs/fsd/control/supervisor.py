@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 import structlog
+
 from cogfs.fsd.control import mounts, roots, users, worker
 from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error
 from cogfs.fsd.control.faults import as_cogfs_error

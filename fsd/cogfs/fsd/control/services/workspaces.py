@@ -8,6 +8,9 @@ import time
 
 import grpc
 import msgspec
+from google.protobuf.timestamp_pb2 import Timestamp
+from pathspec import GitIgnoreSpec
+
 from cogfs.fsd.control import mounts, roots, users
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.places import Places
@@ -19,8 +22,6 @@ from cogfs.store.schema import WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
 from cogfs.v1 import common_pb2, workspace_pb2, workspace_pb2_grpc
 from cogfs.v1.reasons import Reason
-from google.protobuf.timestamp_pb2 import Timestamp
-from pathspec import GitIgnoreSpec
 
 _GLOBS_MAX = 1000
 _GLOB_LENGTH_MAX = 4096
