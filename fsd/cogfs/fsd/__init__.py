@@ -1,0 +1,1 @@
+"""The daemon: the control process, the mount workers, and the channel between them."""
