@@ -19,6 +19,7 @@ _chunks_decoder = msgspec.msgpack.Decoder(Chunks)
 
 _REASONS = frozenset(reason.value.encode() for reason in OpaqueReason)
 _MODE_MASK = 0o7777
+_TYPE_MASK = 0o170000
 
 
 def check_name(name: bytes) -> None:
@@ -32,7 +33,8 @@ def check_entry(entry: TreeEntry) -> None:
     has_content = entry.kind in {Kind.FILE, Kind.DIRECTORY}
     if len(entry.hash) != (HASH_SIZE if has_content else 0):
         raise ValueError(f"{entry.name!r} has a hash of {len(entry.hash)} bytes")
-    if not 0 <= entry.mode <= _MODE_MASK or (entry.mode and not has_content):
+    mask = _MODE_MASK if has_content else _TYPE_MASK if entry.kind == Kind.OPAQUE else 0
+    if entry.mode & ~mask:
         raise ValueError(f"{entry.name!r} has the mode {entry.mode:o}")
     if entry.size < 0 or (entry.size and entry.kind != Kind.FILE):
         raise ValueError(f"{entry.name!r} has the size {entry.size}")

@@ -58,11 +58,11 @@ class Executor:
     def __init__(
         self, store: Store, root_fd: int, restore_id: str, plan: Plan, progress: Progress | None = None
     ) -> None:
-        """``restore_id``: 26 characters that the temporary files of this restore bear."""
+        """``restore_id``: its 26 digits are in the names of this restore's temporary files."""
         self._store = store
         self._root_fd = root_fd
         self._plan = plan
-        self._prefix = TEMPORARY_PREFIX + restore_id.encode() + b"."
+        self._prefix = TEMPORARY_PREFIX + restore_id.rpartition("_")[2].encode() + b"."
         self._serial = 0
         self._progress = progress
         self._done = 0

@@ -118,7 +118,7 @@ class Restoration:
                     in_the_way,
                 )
             safety = self._safety(current, base, target)
-            restore_id = new_id("")
+            restore_id = new_id("restore")
             # From here on the guard keeps others out, and what does not concern the restore goes on.
             workspace.guard(link, restore_id, touched.changed | touched.directories, touched.above)
         try:
@@ -506,7 +506,7 @@ class Restoration:
                 continue
             snapshot = msgspec.structs.replace(
                 safety,
-                id=new_id("snap_"),
+                id=new_id("snap"),
                 root=actual,
                 label=f"found when the restore of {target.id} was finished",
                 created_ns=time.time_ns(),
