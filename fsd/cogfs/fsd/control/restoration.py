@@ -178,6 +178,12 @@ class Restoration:
                             f"the restore would change {os.fsdecode(one.path)!r}, which no snapshot could keep ({why})",
                         )
                     base = patched(self._store, base, one.path, entry)
+        told = {path for path, _ in plan.kept}
+        for one in target.skipped:
+            # Also where nothing differs: what was skipped may have changed, and nobody knows from what.
+            if one.path not in told and planner.in_filter(one.path) and find(self._store, base, one.path) is not None:
+                plan.kept.append((one.path, one.reason))
+        plan.kept.sort()
         if paths and b"" not in paths:
             recorded = count(self._store, target.root, paths)
         else:
