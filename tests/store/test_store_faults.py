@@ -195,6 +195,34 @@ def test_bytes_that_a_failed_sync_lost_are_never_named(place: Path) -> None:
             assert reader.threads() == []
 
 
+@pytest.fixture(scope="session")
+def failing_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("library") / "failing_calls.so"
+    source = PROGRAM.with_name("failing_calls.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True, timeout=60)
+    return library
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("passing", [1, 2, 3, 4, 5, 8, 9, 13])
+@pytest.mark.parametrize("function", ["pwrite", "writev", "pwritev", "fdatasync", "fsync"])
+def test_a_failing_call_of_the_system(
+    place: Path, failing_calls: Path, function: str, passing: int, number: int
+) -> None:
+    environment = dict(os.environ, LD_PRELOAD=str(failing_calls), COGFS_FAIL=f"{function}:{passing}:{number}")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "insist", str(place)],
+        env=environment,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    expected = b"StoreIO" if number == errno.EIO else b"NoSpace"
+    # A store is made with two calls of fsync, and each new pack takes one.
+    assert done.stdout.split() == ([] if function == "fsync" and passing > 4 else [expected])
+
+
 def test_the_disk_is_full(tmp_path: Path) -> None:
     mount = tmp_path / "small"
     mount.mkdir()

@@ -140,6 +140,7 @@ class Change(View):
                 self._again()
             except lmdb.Error as error:
                 self._transaction.abort()
+                self._database.revive()
                 raise of_index(error, "committing") from error
             except OSError as error:
                 self._transaction.abort()
@@ -265,23 +266,16 @@ class Database:
     def change(self, expected: int = 0) -> Change:
         """Begins the transaction that writes, with room in the map for about ``expected`` bytes."""
         self._check_open()
-        try:
-            info = self._environment.info()
-            used = (info["last_pgno"] + 1) * self._environment.stat()["psize"]
-            if info["map_size"] - used < _HEADROOM + 2 * expected:
-                self.grow(2 * expected)
-            return Change(self)
-        except lmdb.PanicError:
-            # A write of LMDB's own root page failed, and it refuses to go on until it is opened anew.
-            self._reopen()
-            return Change(self)
+        info = self._environment.info()
+        used = (info["last_pgno"] + 1) * self._environment.stat()["psize"]
+        if info["map_size"] - used < _HEADROOM + 2 * expected:
+            self.grow(2 * expected)
+        return Change(self)
 
     def begin(self) -> lmdb.Transaction[bytes]:
-        """The bare transaction behind a change. PanicError as it is, other errors as the store's."""
+        """The bare transaction behind a change."""
         try:
             return self._environment.begin(write=True)
-        except lmdb.PanicError:
-            raise
         except lmdb.Error as error:
             raise of_index(error, "writing") from error
 
@@ -302,14 +296,21 @@ class Database:
         with translated("looking at its index"):
             return (self._directory / "data.mdb").stat().st_blocks * 512
 
-    def _reopen(self) -> None:
-        with self._gate.alone(), translated("opening its index again"):
-            self._environment.close()
-            try:
-                self._open()
-            except BaseException:
-                self._closed = True
-                raise
+    def revive(self) -> None:
+        """Opens the environment again where LMDB refuses to go on, as it does when a write of its root page failed.
+
+        Waits for readers; no change may be open.
+        """
+        try:
+            self._environment.begin().abort()
+        except lmdb.PanicError:
+            with self._gate.alone(), translated("opening its index again"):
+                self._environment.close()
+                try:
+                    self._open()
+                except BaseException:
+                    self._closed = True
+                    raise
 
     def _check_open(self) -> None:
         if self._closed:
