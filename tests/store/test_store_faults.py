@@ -9,7 +9,9 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -204,7 +206,7 @@ def failing_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("passing", [1, 2, 3, 4, 5, 8, 9, 13])
+@pytest.mark.parametrize("passing", [1, 2, 3, 5, 8, 12])
 @pytest.mark.parametrize("function", ["pwrite", "writev", "pwritev", "fdatasync", "fsync"])
 def test_a_failing_call_of_the_system(
     place: Path, failing_calls: Path, function: str, passing: int, number: int
@@ -219,8 +221,8 @@ def test_a_failing_call_of_the_system(
     )
     assert done.returncode == 0, done.stderr.decode()
     expected = b"StoreIO" if number == errno.EIO else b"NoSpace"
-    # A store is made with two calls of fsync, and each new pack takes one.
-    assert done.stdout.split() == ([] if function == "fsync" and passing > 4 else [expected])
+    # A store is made with six calls of fsync, and each of the two packs takes one.
+    assert done.stdout.split() == ([] if function == "fsync" and passing > 8 else [expected])
 
 
 def test_the_disk_is_full(tmp_path: Path) -> None:
@@ -235,7 +237,23 @@ def test_the_disk_is_full(tmp_path: Path) -> None:
 
 
 def test_the_map_grows_while_others_read(place: Path) -> None:
-    with Store.open(place, map_size=64 * 1024) as store:
+    ended = threading.Event()
+
+    def read(store: Store) -> int:
+        reads = 0
+        while not ended.is_set():
+            with store.read() as reader:
+                # In one transaction all of a change is there or nothing of it.
+                for count in range(40):
+                    first = reader.link(f"w{count}", 0)
+                    assert (first is None) == (reader.link(f"w{count}", 199) is None)
+                    assert first in {None, (count, (b"x" * 1000,))}
+                    assert store.read_blob(store.put_blob(b"%d" % (reads % 7))) == b"%d" % (reads % 7)
+            reads += 1
+        return reads
+
+    with Store.open(place, map_size=64 * 1024) as store, ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read, store) for _ in range(3)]
         for count in range(40):
             with store.write() as rows:
                 for inode in range(200):
@@ -243,8 +261,10 @@ def test_the_map_grows_while_others_read(place: Path) -> None:
                 assert rows.link(f"w{count}", 7) == (count, (b"x" * 1000,))
             for index in range(50):
                 store.put_blob(f"{count} {index}".encode())
+        ended.set()
+        assert all(reader.result() > 0 for reader in readers)
         store.sync()
-        assert store.stats().objects == 2000
+        assert 2000 < store.stats().objects <= 2007
         with store.read() as reader:
             for count in range(40):
                 assert all(reader.link(f"w{count}", inode) is not None for inode in range(200))

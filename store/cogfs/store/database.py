@@ -8,7 +8,6 @@ to be full it is ended, the map grows, and the list is done again in a new trans
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +15,15 @@ from typing import Any
 
 import lmdb
 from cogfs.store.errors import Corrupt, NoSpace, StoreError, of_index, of_system, translated
+from cogfs.store.files import make_private
 from cogfs.store.gate import Gate
 from cogfs.store.steps import step
 
 MAP_SIZE = 1024 * 1024 * 1024
-_MAX_READERS = 126
-#: Room for the table of readers, with a page to spare.
-_LOCK_FILE_SIZE = 16384
+#: Transactions that read at the same time.
+_MAX_READERS = 1000
+#: Room for the table of readers, 64 bytes each, with some to spare.
+_LOCK_FILE_SIZE = 80 * 1024
 #: A change starts with at least so much of the map free.
 _HEADROOM = 4 * 1024 * 1024
 
@@ -196,8 +197,8 @@ class Database:
         self._closed = False
         with translated("opening its index"):
             # LMDB maps this file and makes it sparse; on a full disk the first touch of a hole would kill the process.
-            _make_private(directory / "lock.mdb", _LOCK_FILE_SIZE)
-            used = _make_private(directory / "data.mdb", 0)
+            make_private(directory / "lock.mdb", _LOCK_FILE_SIZE)
+            used = make_private(directory / "data.mdb", 0)
             self._map_size = map_size
             while self._map_size < 2 * used:
                 self._map_size *= 2
@@ -315,18 +316,6 @@ class Database:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("The store is closed.")
-
-
-def _make_private(path: Path, size: int) -> int:
-    """Makes the file, if need be, for its owner only and with ``size`` bytes on disk; returns its length."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(fd, 0o600)
-        if size:
-            os.posix_fallocate(fd, 0, size)
-        return os.fstat(fd).st_size
-    finally:
-        os.close(fd)
 
 
 def check_number(value: bytes | None, size: int, what: str) -> int:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from cogfs.store.errors import Locked, NetworkFilesystem, Unsafe, UnsupportedFormat, of_system, translated
+from cogfs.store.files import sync_directory
 from cogfs.store.schema import FORMAT_VERSION
 from cogfs.store.steps import step
 
@@ -84,6 +85,7 @@ class Place:
             _check_filesystem(parent)
         for directory in reversed(missing):
             _make_directory(directory)
+            _sync_names_in(directory.parent)
         _make_directory(path)
         _check_filesystem(path)
 
@@ -133,11 +135,8 @@ class Place:
             os.fsync(fd)
         step("store.format")
         os.rename(temporary, path)
-        directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self.path)
+        _sync_names_in(self.path.parent)
 
 
 def _make_directory(path: Path) -> None:
@@ -159,6 +158,14 @@ def _make_directory(path: Path) -> None:
             os.fchmod(fd, 0o700)
         finally:
             os.close(fd)
+
+
+def _sync_names_in(parent: Path) -> None:
+    """Makes the names in ``parent`` durable, unless it is a directory of another user that cannot be opened."""
+    try:
+        sync_directory(parent)
+    except PermissionError:
+        pass
 
 
 def filesystem_type(path: Path) -> int:
