@@ -153,9 +153,10 @@ def _make_directory(path: Path) -> None:
     if status.st_uid != os.geteuid():
         raise Unsafe(f"{path} belongs to another user; the store must be the user's own.")
     if stat.S_IMODE(status.st_mode) != 0o700:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # By a descriptor, so that no symlink is followed, and one that needs no permission, which the umask may have taken.
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.fchmod(fd, 0o700)
+            os.chmod(f"/proc/self/fd/{fd}", 0o700)
         finally:
             os.close(fd)
 

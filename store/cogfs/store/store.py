@@ -97,7 +97,12 @@ class Store:
     # --- objects
 
     def put_blob(self, data: bytes | memoryview) -> Hash:
-        """Puts the content of a small file. It is durable after the next ``sync`` or ``write``."""
+        """Puts the content of a small file. It is durable after the next ``sync`` or ``write``.
+
+        What a memoryview shows must not change meanwhile.
+        """
+        if isinstance(data, memoryview):
+            data = data.cast("B")
         return self._objects.put(ObjectKind.BLOB, data)
 
     def put_file(self, fd: int, size_hint: int) -> tuple[Hash, int]:

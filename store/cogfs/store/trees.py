@@ -20,6 +20,7 @@ _REASONS = frozenset(reason.value.encode() for reason in OpaqueReason)
 _MODE_MASK = 0o7777
 # Members of an enumeration are slow to look up, and this is done for each entry of each directory.
 _FILE, _DIRECTORY, _SYMLINK, _OPAQUE = Kind.FILE, Kind.DIRECTORY, Kind.SYMLINK, Kind.OPAQUE
+_WITH_CONTENT = (_FILE, _DIRECTORY)
 _DOTS = frozenset({b".", b".."})
 
 
@@ -31,7 +32,7 @@ def check_name(name: bytes) -> None:
 
 def check_entry(entry: TreeEntry) -> None:
     """ValueError unless ``entry`` is in its one valid form. Its name is not looked at."""
-    has_content = entry.kind == _FILE or entry.kind == _DIRECTORY
+    has_content = entry.kind in _WITH_CONTENT
     if len(entry.hash) != (HASH_SIZE if has_content else 0):
         raise ValueError(f"{entry.name!r} has a hash of {len(entry.hash)} bytes")
     if not 0 <= entry.mode <= _MODE_MASK or (entry.mode and not has_content):
