@@ -103,9 +103,10 @@ class Place:
         return fd
 
     def _remove_temporary(self) -> None:
-        for name in os.listdir(self.path):
-            if name.endswith(_TEMPORARY):
-                os.unlink(self.path / name)
+        try:
+            os.unlink(self.path / (FORMAT + _TEMPORARY))
+        except FileNotFoundError:
+            pass
 
     def _check_format(self) -> None:
         path = self.path / FORMAT
@@ -153,7 +154,8 @@ def _make_directory(path: Path) -> None:
     if status.st_uid != os.geteuid():
         raise Unsafe(f"{path} belongs to another user; the store must be the user's own.")
     if stat.S_IMODE(status.st_mode) != 0o700:
-        # By a descriptor, so that no symlink is followed, and one that needs no permission, which the umask may have taken.
+        # By a descriptor, so that no symlink is followed, of the sort that needs no permission: the umask may have
+        # taken all.
         fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.chmod(f"/proc/self/fd/{fd}", 0o700)

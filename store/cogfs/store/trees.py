@@ -82,7 +82,10 @@ def encode_tree(entries: Sequence[TreeEntry]) -> bytes:
 
 def decode_tree(data: bytes) -> Tree:
     """The directory that ``data`` describes. ValueError when it is not a valid one."""
-    tree = _tree_decoder.decode(data)
+    try:
+        tree = _tree_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
     _check_tree(tree.entries)
     return tree
 
@@ -95,6 +98,9 @@ def encode_chunks(chunks: Chunks) -> bytes:
 
 def decode_chunks(data: bytes) -> Chunks:
     """The chunk list that ``data`` describes. ValueError when it is not a valid one."""
-    chunks = _chunks_decoder.decode(data)
+    try:
+        chunks = _chunks_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
     _check_chunks(chunks)
     return chunks
