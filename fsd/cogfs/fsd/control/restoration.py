@@ -179,10 +179,10 @@ class Restoration:
                         )
                     base = patched(self._store, base, one.path, entry)
         told = {path for path, _ in plan.kept}
-        for one in target.skipped:
+        for skipped in target.skipped:
             # Also where nothing differs: what was skipped may have changed, and nobody knows from what.
-            if one.path not in told and planner.in_filter(one.path) and find(self._store, base, one.path) is not None:
-                plan.kept.append((one.path, one.reason))
+            if skipped.path not in told and planner.in_filter(skipped.path) and find(self._store, base, skipped.path):
+                plan.kept.append((skipped.path, skipped.reason))
         plan.kept.sort()
         if paths and b"" not in paths:
             recorded = count(self._store, target.root, paths)
