@@ -106,7 +106,7 @@ def test_names_of_enums() -> None:
 
 @pytest.mark.parametrize(
     ("count", "shown"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (10 << 20, "10.0 MiB"), (1 << 50, "1024.0 TiB")],,
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (10 << 20, "10.0 MiB"), (1 << 50, "1024.0 TiB")],
 )
 def test_sizes(count: int, shown: str) -> None:
     assert screen.size(count) == shown
