@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ def mounts_below(base: Path) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-def processes_of(base: Path) -> dict[int, Sequence[str]]:
+def processes_of(base: Path) -> dict[int, list[str]]:
     """The processes that were started with the directories below ``base``, with their command lines."""
     wanted = f"COGFS_STATE_DIR={base / 'state'}".encode()
     found = {}
