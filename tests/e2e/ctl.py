@@ -53,7 +53,9 @@ class Ctl:
 
     def json(self, *arguments: Argument, stdin: bytes = b"", cwd: Path | None = None) -> Any:
         """The document of a command that must succeed."""
-        return json.loads(self(*arguments, "--json", stdin=stdin, cwd=cwd))
+        # After the command and before what follows "--".
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        return json.loads(self(*arguments[:end], "--json", *arguments[end:], stdin=stdin, cwd=cwd))
 
     def fails(self, reason: str, code: int, *arguments: Argument, cwd: Path | None = None) -> dict[str, Any]:
         """The error of a command that must fail so, told in both ways."""
