@@ -151,9 +151,7 @@ class Daemon:
         )
 
     def get(self, path: Path) -> workspace_pb2.Workspace:
-        return self.workspaces.GetWorkspace(
-            workspace_pb2.GetWorkspaceRequest(path=os.fsencode(path)), timeout=PATIENCE
-        )
+        return self.workspaces.GetWorkspace(workspace_pb2.GetWorkspaceRequest(path=os.fsencode(path)), timeout=PATIENCE)
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:

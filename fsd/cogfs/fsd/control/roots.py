@@ -48,7 +48,9 @@ def invalid(message: str) -> CogfsError:
 
 
 def show(path: bytes) -> str:
-    return os.fsdecode(path).encode("utf-8", "backslashreplace").decode()
+    """``path`` for a sentence: on one line, and any bytes can be told."""
+    text = path.decode("utf-8", "backslashreplace")
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def absolute(path: bytes, what: str) -> bytes:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 import structlog
+from cogfs.fsd.channel import GetStats
 from cogfs.fsd.control import mounts, roots, users, worker
 from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error
 from cogfs.fsd.control.faults import as_cogfs_error
@@ -44,6 +45,8 @@ _BACKOFF_FACTOR = 4
 _BUSY_PATIENCE = 1.0
 #: Seconds that a worker without its mount has to end.
 _END_PATIENCE = 10.0
+#: Seconds that a worker has to show that it lives.
+_ANSWER_PATIENCE = 5.0
 #: Seconds that stopping waits for the lock of a workspace.
 _STOP_PATIENCE = 20.0
 
@@ -191,12 +194,11 @@ class Supervisor:
             self._refuse_when_stopping()
             with self._mutex:
                 served = self._served.get(workspace_id)
-                if served is not None and served.link.alive:
-                    # Who found the workspace dead and asks for it back must not be refused for being second.
-                    revived, served.revived = served.revived, False
-                    if revived and served.link.mountpoint == mountpoint:
-                        return
-            if served is not None and served.link.alive:
+            if served is not None and _answers(served.link):
+                # Who found the workspace dead and asks for it back must not be refused for being second.
+                revived, served.revived = served.revived, False
+                if revived and served.link.mountpoint == mountpoint:
+                    return
                 raise CogfsError(
                     Reason.ALREADY_EXISTS,
                     f"{show(served.link.welcome.root)} is mounted already, at {show(served.link.mountpoint)}",
@@ -473,6 +475,18 @@ class Supervisor:
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         return thread
+
+
+def _answers(link: WorkerLink) -> bool:
+    """The worker lives. One that is just being killed still looks alive, and does not answer; one that is slow is not
+    taken for dead."""
+    try:
+        link.call(GetStats(), _ANSWER_PATIENCE)
+    except WorkerGone:
+        return False
+    except CogfsError as error:
+        _log.warning("worker does not answer well", workspace=link.welcome.workspace_id, reason=str(error))
+    return True
 
 
 def _unmount_entry(entry: MountEntry, *, lazy: bool) -> None:

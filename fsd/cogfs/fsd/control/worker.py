@@ -5,6 +5,7 @@ Must not know what the worker serves beyond its command line.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -152,9 +153,11 @@ def _await_ready(ready: int, process: WorkerProcess, mountpoint: bytes, log: Pat
         answer = json.loads(line) if line else None
     except ValueError:
         answer = None
-    if isinstance(answer, dict) and not answer.get("error"):
+    if isinstance(answer, dict) and answer.get("ok") is True:
         return
-    why = str(answer["error"]) if isinstance(answer, dict) else ""
+    why = str(answer.get("message", "")) if isinstance(answer, dict) else ""
+    if isinstance(answer, dict) and answer.get("errno") == errno.EPERM:
+        why += "; a container needs the device /dev/fuse and the capability SYS_ADMIN"
     if not why:
         process.wait(5)
         why = _last_line(log, written) or process.how_it_ended()
