@@ -1,0 +1,148 @@
+"""The burst loop: a stand-in for the ``trio`` that pyfuse3's session loop uses.
+
+The session loop takes a lock and waits for the descriptor through trio before each request, which costs two task
+switches and an ``epoll_wait`` even when the next request is already there. pyfuse3 reads the ``trio`` attribute of its
+module at each use (its support for asyncio rests on that), so this module puts an object there whose lock does nothing
+and whose ``wait_readable`` polls the descriptor itself:
+
+- A request that is there is taken at once.
+- When there is none, the thread waits for it up to one millisecond in ``poll``, together with the descriptors that
+  were given to ``watch``. A program that makes one call after another is served without a switch.
+- After that, and in between at least once in ``MAX_BURST`` requests or ``MAX_BURST_NS``, trio gets its turn.
+
+What has to hold: the read that follows ``wait_readable`` blocks the whole process, with the interpreter's lock, when the
+descriptor is empty. Only one task runs at a time and none waits between its poll and its read, so no other task can take
+the request away. The kernel can: when the caller is killed just then. An interval timer interrupts such a read.
+
+``supported`` checks all that is used of pyfuse3; without it the stock loop runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import select
+import signal
+import time
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pyfuse3
+import trio
+
+MAX_BURST = 64
+MAX_BURST_NS = 2_000_000
+
+#: Milliseconds for which ``poll`` waits before the loop turns to trio.
+PATIENCE_MS = 1
+
+#: Seconds after which a read that found nothing is interrupted.
+_INTERRUPT = 0.5
+
+
+def supported() -> bool:
+    """Whether pyfuse3 has the seam as it is known."""
+    return (
+        getattr(pyfuse3, "trio", None) is trio
+        and pyfuse3.__version__.startswith("3.5.")
+        and hasattr(pyfuse3, "_wait_fuse_readable")
+        and hasattr(pyfuse3, "_session_loop")
+        and inspect.iscoroutinefunction(pyfuse3.main)
+    )
+
+
+class _Ready:
+    """An awaitable that does not wait."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
+
+
+_READY = _Ready()
+
+
+class _NoLock:
+    """In the place of the session loop's read lock. Polling and reading are one step, so nothing has to be locked."""
+
+    def __aenter__(self) -> _Ready:
+        return _READY
+
+    def __aexit__(self, *_: object) -> _Ready:
+        return _READY
+
+
+class BurstLoop:
+    """Stands in for the module ``trio`` and for ``trio.lowlevel`` within pyfuse3."""
+
+    def __init__(self) -> None:
+        self.lowlevel = self
+        self.Lock = _NoLock
+        self.ClosedResourceError = trio.ClosedResourceError
+        self.open_nursery = trio.open_nursery
+        self.current_task = trio.lowlevel.current_task
+        self.current_trio_token = trio.lowlevel.current_trio_token
+        self.notify_closing = trio.lowlevel.notify_closing
+        self._poll = select.poll()
+        self._fd = -1
+        self._burst = 0
+        self._burst_end = 0
+        self._outside = 0
+        self._idle: trio.Lock | None = None
+
+    def install(self) -> None:
+        """Take trio's place, before ``pyfuse3.init``."""
+        pyfuse3.trio = self  # type: ignore[attr-defined]
+        signal.signal(signal.SIGALRM, lambda _number, _frame: None)
+        signal.setitimer(signal.ITIMER_REAL, _INTERRUPT, _INTERRUPT)
+
+    def uninstall(self) -> None:
+        """Give trio its place back."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        pyfuse3.trio = trio  # type: ignore[attr-defined]
+
+    def watch(self, fd: int) -> None:
+        """Turn to trio as soon as ``fd`` is readable."""
+        self._poll.register(fd, select.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Before ``fd`` is closed."""
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(fd)
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[None]:
+        """While a thread works for a task: its end must be noticed at once, so the loop has no patience meanwhile."""
+        self._outside += 1
+        try:
+            yield
+        finally:
+            self._outside -= 1
+
+    async def wait_readable(self, fd: int) -> None:
+        """Return when the session's descriptor has a request, and nothing can take it away before it is read."""
+        if fd != self._fd:
+            self._fd = fd
+            self._poll.register(fd, select.POLLIN)
+        self._burst += 1
+        if self._burst < MAX_BURST and time.monotonic_ns() < self._burst_end:
+            ready = self._poll.poll(0 if self._outside else PATIENCE_MS)
+            if ready and self._has(fd, ready):
+                return
+        await self._turn(fd, not (self._burst < MAX_BURST))
+
+    def _has(self, fd: int, ready: list[tuple[int, int]]) -> bool:
+        return any(found == fd for found, _ in ready)
+
+    async def _turn(self, fd: int, busy: bool) -> None:
+        """Give trio its turn, then wait through it for a request."""
+        if self._idle is None:
+            self._idle = trio.Lock()
+        await trio.lowlevel.checkpoint()
+        while not self._has(fd, self._poll.poll(0)):
+            async with self._idle:
+                if self._has(fd, self._poll.poll(0)):
+                    break
+                await trio.lowlevel.wait_readable(fd)
+        self._burst = 0
+        self._burst_end = time.monotonic_ns() + MAX_BURST_NS

@@ -1,0 +1,192 @@
+"""A mount worker as a subprocess, and a synchronous client of its channel, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from cogfs.fsd import channel
+
+T = TypeVar("T")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_MNT_DETACH = 2
+
+
+def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
+    """``umount2``. OSError."""
+    if _libc.umount2(os.fsencode(mountpoint), _MNT_DETACH if lazy else 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(mountpoint))
+
+
+class WorkerClient:
+    """The control process's end of a channel."""
+
+    def __init__(self, path: Path, *, version: int = channel.PROTOCOL_VERSION, timeout: float = 20) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(timeout)
+        self.socket.connect(str(path))
+        self._splitter = channel.Splitter()
+        self._bodies: list[bytes] = []
+        self._number = 0
+        self.socket.sendall(channel.encode(channel.Hello(version, os.getpid())))
+        data, ancillary, _, _ = self.socket.recvmsg(65536, socket.CMSG_SPACE(4))
+        fds = array.array("i")
+        for level, kind, payload in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+        #: Descriptor of the backing root.
+        self.root_fd: int = fds[0]
+        self._bodies += self._splitter.feed(data)
+        self.welcome = channel.welcome_decoder.decode(self._body())
+
+    def _body(self) -> bytes:
+        while not self._bodies:
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise ConnectionError("the worker closed the connection")
+            self._bodies += self._splitter.feed(data)
+        return self._bodies.pop(0)
+
+    def send(self, request: channel.Request) -> int:
+        """Send without waiting for the reply; the number of the request."""
+        self._number += 1
+        self.socket.sendall(channel.encode(channel.RequestFrame(self._number, request)))
+        return self._number
+
+    def receive(self, number: int) -> channel.Answer:
+        """The reply to the request with this number, which must be the next."""
+        reply = channel.reply_decoder.decode(self._body())
+        assert reply.number == number
+        return reply.answer
+
+    def ask(self, request: channel.Request) -> channel.Answer:
+        """One request and its answer."""
+        return self.receive(self.send(request))
+
+    def expect(self, request: channel.Request, kind: type[T]) -> T:
+        """One request, whose answer must be of this kind."""
+        answer = self.ask(request)
+        assert isinstance(answer, kind), answer
+        return answer
+
+    def freeze(self) -> channel.Frozen:
+        """Park mutating calls; what is dirty."""
+        return self.expect(channel.Freeze(5.0), channel.Frozen)
+
+    def resume(self) -> None:
+        """Let parked calls go on."""
+        self.expect(channel.Resume(), channel.Done)
+
+    def checkpoint(self) -> channel.Frozen:
+        """Freeze, resume and commit at once; what was dirty."""
+        frozen = self.freeze()
+        self.resume()
+        self.expect(channel.Committed(frozen.generation), channel.Done)
+        return frozen
+
+    def close(self) -> None:
+        """End the connection."""
+        os.close(self.root_fd)
+        self.socket.close()
+
+    def __enter__(self) -> WorkerClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class MountedWorker:
+    """A worker with a backing directory of its own, mounted elsewhere or in place."""
+
+    def __init__(self, *arguments: str, in_place: bool = False, base: Path | None = None, python: str = "") -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="cogfs-test-", dir=base))
+        self.directory.chmod(0o755)
+        self.root = self.directory / "root"
+        self.root.mkdir()
+        self.mountpoint = self.root if in_place else self.directory / "mount"
+        self.mountpoint.mkdir(exist_ok=True)
+        self.socket = self.directory / "worker.sock"
+        self.log_path = self.directory / "worker.log"
+        self._arguments = arguments
+        self._python = python or sys.executable
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the worker, and wait until it serves."""
+        self.process, ready = self.spawn()
+        assert ready.get("ok"), (ready, self.log())
+        assert ready["pid"] == self.process.pid
+        return self.process
+
+    def spawn(self) -> tuple[subprocess.Popen[bytes], dict[str, object]]:
+        """Start the worker; what it wrote when it was ready."""
+        reader, writer = os.pipe()
+        command = [self._python, "-m", "cogfs.fsd.mount", "--workspace-id", "w1", "--root", str(self.root)]
+        command += ["--mountpoint", str(self.mountpoint), "--socket", str(self.socket), "--ready-fd", str(writer)]
+        try:
+            with self.log_path.open("ab") as log:
+                process = subprocess.Popen(
+                    [*command, *self._arguments], pass_fds=[writer], stderr=log, start_new_session=True
+                )
+        finally:
+            os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            line = pipe.readline()
+        return process, json.loads(line) if line else {}
+
+    def connect(self) -> WorkerClient:
+        """A client of the channel."""
+        return WorkerClient(self.socket)
+
+    def log(self) -> str:
+        """What the worker has logged."""
+        return self.log_path.read_text()
+
+    def errors(self) -> list[str]:
+        """Logged events of level error or above."""
+        records = [json.loads(line) for line in self.log().splitlines()]
+        return [record["event"] for record in records if record["level"] in ("error", "critical")]
+
+    def unmount(self) -> int:
+        """Unmount, and wait for the worker's end; its exit code."""
+        unmount(self.mountpoint)
+        return self.process.wait(20)
+
+    def stop(self) -> None:
+        """Whatever state it is in: nothing of it is left afterwards."""
+        if self.process.poll() is None:
+            try:
+                unmount(self.mountpoint)
+                self.process.wait(10)
+            except (OSError, subprocess.TimeoutExpired):
+                self.process.send_signal(signal.SIGKILL)
+                self.process.wait()
+        while os.path.ismount(self.mountpoint) or _dead(self.mountpoint):
+            unmount(self.mountpoint, lazy=True)
+        shutil.rmtree(self.directory)
+
+
+def _dead(mountpoint: Path) -> bool:
+    try:
+        mountpoint.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
