@@ -61,7 +61,7 @@ class DirtyDirectory(Message):
     inode: int
     #: Relative to the root, ``b""`` for the root.
     path: bytes
-    #: Names that were made, removed or replaced; None when any may have been.
+    #: Names that were made, removed or replaced; None when any may have been, as in a directory that is new itself.
     names: list[bytes] | None
     #: Its own mode, owner or extended attributes changed.
     attributes: bool
@@ -98,7 +98,7 @@ class OpenHandle(Message):
 class Freeze(Message):
     """Park mutating calls, drain those begun, and hand over what is dirty. Answer: ``Frozen``.
 
-    The calls stay parked until ``Resume``, ``Guard`` or the end of the connection.
+    What an earlier generation handed over and was not ``Committed`` is part of what this one hands over. The calls stay parked until ``Resume``, ``Guard`` or the end of the connection.
     """
 
     #: Seconds to wait for calls that have begun; then the answer is ``Failed`` with EBUSY and nothing stays parked.
@@ -134,6 +134,8 @@ class Guard(Message):
     restore_id: str
     owners: list[int]
     inodes: list[int]
+    #: Directories that must stay where they are: renaming or removing one is EBUSY, changes in it are not.
+    pinned: list[int]
 
 
 class Unguard(Message):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cogfs.store import codec
 from cogfs.store.database import Change, Database, Table, check_number
-from cogfs.store.errors import Corrupt, NotFound, StoreError, of_system
+from cogfs.store.errors import Corrupt, NotFound, StoreError, of_system, translated
 from cogfs.store.hashing import HASH_SIZE, hash_object
 from cogfs.store.packs import Packs
 from cogfs.store.records import NO_BASE, PACK_HEADER_SIZE, RECORD_HEADER_SIZE, record_header
@@ -171,7 +171,8 @@ class Objects:
         """Names the objects of the batch, whose bytes are durable, in ``change``."""
         if not batch.objects:
             return
-        step("index.write")
+        with translated("writing its index"):
+            step("index.write")
         change.put_all(Table.OBJECTS, sorted((name, where.encode()) for name, where in batch.objects.items()))
         ends = _ends(batch)
         change.put_all(

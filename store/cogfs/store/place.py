@@ -79,11 +79,13 @@ class Place:
         while not os.path.lexists(parent):
             missing.append(parent)
             parent = parent.parent
-        # Before anything is made on a filesystem that will be refused.
-        _check_filesystem(parent)
+        if missing:
+            # Before anything is made on a filesystem that will be refused.
+            _check_filesystem(parent)
         for directory in reversed(missing):
             _make_directory(directory)
         _make_directory(path)
+        _check_filesystem(path)
 
     def _take_lock(self) -> int:
         fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -25,7 +25,7 @@ from cogfs.store.schema import (
 #: Bytes of UTF-8. With it no key is longer than LMDB allows.
 MAX_ID = 128
 
-LinkRow = tuple[int, tuple[bytes, ...]]
+LinkRow = tuple[int, tuple[int, ...]]
 
 _Row = TypeVar("_Row")
 
@@ -219,7 +219,7 @@ class Reader:
         return self._one(_directory, Table.DIRECTORIES, _of(workspace_id, inode))
 
     def link(self, workspace_id: str, inode: int) -> LinkRow | None:
-        """Of a file with several names: its link group, and the inodes (8 bytes, big-endian) of their directories."""
+        """Of a file with several names: its link group, and the inodes of the directories that hold its names."""
         return self._one(_link, Table.LINKS, _of(workspace_id, inode))
 
 
@@ -316,7 +316,7 @@ class Writer(Reader):
         self._delete_under(Table.DIRECTORIES, prefix)
         self._delete_under(Table.LINKS, prefix)
 
-    def put_link(self, workspace_id: str, inode: int, group: int, directories: tuple[bytes, ...]) -> None:
+    def put_link(self, workspace_id: str, inode: int, group: int, directories: tuple[int, ...]) -> None:
         """Makes or replaces it."""
         _new_id(workspace_id)
         self._put(Table.LINKS, _of(workspace_id, inode), (group, directories))

@@ -56,7 +56,7 @@ class TreeEntry(msgspec.Struct, array_like=True, frozen=True):
 
     name: bytes
     kind: Kind
-    #: ``st_mode & 0o7777``; 0 for SYMLINK and OPAQUE.
+    #: ``st_mode & 0o7777``; 0 for SYMLINK; the type, ``st_mode & 0o170000``, for OPAQUE.
     mode: int = 0
     #: Bytes of content; 0 for anything but a FILE.
     size: int = 0
@@ -240,10 +240,21 @@ class JournalRow(msgspec.Struct, array_like=True, frozen=True):
     undo: UndoRow | None = None
 
 
+class Sums(msgspec.Struct, array_like=True, frozen=True):
+    """What is below a directory."""
+
+    files: int = 0
+    bytes: int = 0
+    directories: int = 0
+    symlinks: int = 0
+    #: OPAQUE entries that a snapshot reports as skipped.
+    skipped: int = 0
+
+
 class StatRow(msgspec.Struct, array_like=True, frozen=True):
     """What was recorded for one name of a directory, with the stat by which a change is noticed.
 
-    ``entry`` of a DIRECTORY has the hash of its tree as last recorded.
+    ``entry`` of a DIRECTORY has the hash of its tree as last recorded, and ``sums`` what is below it.
     """
 
     entry: TreeEntry
@@ -253,6 +264,7 @@ class StatRow(msgspec.Struct, array_like=True, frozen=True):
     ctime_ns: int
     mode: int
     nlink: int
+    sums: Sums | None = None
 
 
 class DirectoryRow(msgspec.Struct, array_like=True, frozen=True):
@@ -267,11 +279,10 @@ class DirectoryRow(msgspec.Struct, array_like=True, frozen=True):
     #: When its files were read, nanoseconds since the epoch: what changed less than two seconds before is read again by
     #: a scan.
     recorded_ns: int
-    #: Sums over everything at and below it.
-    files: int = 0
-    bytes: int = 0
-    directories: int = 0
-    symlinks: int = 0
+    #: The inode of the directory that holds it, and its name there; the root has itself and an empty name.
+    parent: int
+    name: bytes
+    sums: Sums
 
 
 class RecordState(msgspec.Struct, array_like=True, frozen=True):

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from cogfs.fsd.control.command import execute
 from cogfs.fsd.control.engine import Engine
 from cogfs.fsd.control.server import Registration
+from cogfs.fsd.control.services.snapshots import SnapshotService
+from cogfs.fsd.control.services.threads import ThreadService
 from cogfs.store.store import Store
+from cogfs.v1.snapshot_pb2_grpc import add_SnapshotServiceServicer_to_server
+from cogfs.v1.thread_pb2_grpc import add_ThreadServiceServicer_to_server
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,7 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _services(store: Store, engine: Engine) -> Sequence[Registration]:
     """What is served besides the workspaces and the daemon itself."""
-    return []
+    snapshots, threads = SnapshotService(store, engine), ThreadService(store, engine)
+    return [
+        ("cogfs.v1.SnapshotService", lambda server: add_SnapshotServiceServicer_to_server(snapshots, server)),
+        ("cogfs.v1.ThreadService", lambda server: add_ThreadServiceServicer_to_server(threads, server)),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,30 @@
+# On a fresh Debian or Ubuntu machine each of these installs what it needs first.
+.PHONY: demo test lint bench install generate
+
+PYTHON := .venv/bin/python
+
+# The main job on a real project, printing what happens.
+demo: install
+	$(PYTHON) -m tests.demo
+
+# The checks, then the tests.
+test: lint
+	$(PYTHON) -m pytest
+
+lint: install
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	.venv/bin/lint-imports
+	$(PYTHON) proto/generate.py --check
+
+bench: install
+	$(PYTHON) -m tests.bench
+
+install:
+	@.ci/install
+
+# The code of the API from the .proto files, and docs/cli.md from the command line itself.
+generate: install
+	$(PYTHON) proto/generate.py
+	$(PYTHON) -m cogfs.ctl.reference docs/cli.md

@@ -1,0 +1,137 @@
+"""A client of one daemon: where workspaces, snapshots and threads come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Self
+
+from cogfs.client.arguments import PathArgument, absolute, text
+from cogfs.client.connection import Connection, paged
+from cogfs.client.lifecycle import ensure_daemon
+from cogfs.client.places import default_endpoint
+from cogfs.client.snapshot import Snapshot
+from cogfs.client.thread import Thread, workspace_id
+from cogfs.client.workspace import Workspace, options
+from cogfs.v1 import admin_pb2, thread_pb2, workspace_pb2
+
+
+class Client:
+    """A connection to the daemon at ``endpoint``, and what can be asked of it. Safe to share between threads."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._connection = Connection(endpoint)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def endpoint(self) -> str:
+        return self._connection.endpoint
+
+    def close(self) -> None:
+        """Ends the connection. Can be repeated."""
+        self._connection.close()
+
+    def daemon(self, timeout: float | None = None) -> admin_pb2.Daemon:
+        """The daemon itself. Unavailable when it does not answer, in ``timeout`` seconds if given."""
+        return self._connection.call(self._connection.admin.GetDaemon, admin_pb2.GetDaemonRequest(), timeout)
+
+    def mount(
+        self,
+        path: PathArgument,
+        at: PathArgument | None = None,
+        *,
+        exclude: Iterable[str] | None = None,
+        max_file_bytes: int | None = None,
+        force_root: bool = False,
+    ) -> Workspace:
+        """Mounts a directory over itself, or ``at`` another; registers it as a workspace when it is none yet.
+
+        ``exclude`` are globs as in .gitignore, on top of .git, node_modules and .cogfs; files larger than
+        ``max_file_bytes`` (10 MiB; negative: no limit) are left out. Given options replace those of the workspace.
+        """
+        request = workspace_pb2.MountRequest(
+            root=absolute(path),
+            at=b"" if at is None else absolute(at),
+            options=options(exclude, max_file_bytes),
+            force_root=force_root,
+        )
+        return Workspace(self._connection, self._connection.call(self._connection.workspaces.Mount, request))
+
+    def unmount(self, path: PathArgument, *, force: bool = False) -> Workspace:
+        """Takes the mount of the workspace whose root is ``path`` away, as ``Workspace.unmount``."""
+        request = workspace_pb2.UnmountRequest(root=absolute(path), force=force)
+        return Workspace(self._connection, self._connection.call(self._connection.workspaces.Unmount, request))
+
+    def create_workspace(
+        self,
+        path: PathArgument,
+        *,
+        exclude: Iterable[str] | None = None,
+        max_file_bytes: int | None = None,
+        force_root: bool = False,
+    ) -> Workspace:
+        """Registers a directory without mounting it. AlreadyExists."""
+        request = workspace_pb2.CreateWorkspaceRequest(
+            root=absolute(path), options=options(exclude, max_file_bytes), force_root=force_root
+        )
+        return Workspace(self._connection, self._connection.call(self._connection.workspaces.CreateWorkspace, request))
+
+    def workspace(self, path: PathArgument | None = None, *, id: str | None = None) -> Workspace:
+        """The workspace in which ``path`` lies, or the one with this ``id``. NotFound."""
+        request = workspace_pb2.GetWorkspaceRequest(
+            workspace_id=text(id or "", "workspace's id"), path=b"" if path is None else absolute(path)
+        )
+        return Workspace(self._connection, self._connection.call(self._connection.workspaces.GetWorkspace, request))
+
+    def workspaces(self) -> list[Workspace]:
+        """All workspaces."""
+        answer = self._connection.call(
+            self._connection.workspaces.ListWorkspaces, workspace_pb2.ListWorkspacesRequest()
+        )
+        return [Workspace(self._connection, message) for message in answer.workspaces]
+
+    def snapshot(self, snapshot_id: str) -> Snapshot:
+        """The snapshot with this id. NotFound."""
+        return Snapshot.get(self._connection, snapshot_id)
+
+    def create_thread(self, id: str | None = None, *, workspace: Workspace | str | None = None) -> Thread:
+        """A new conversation, about the files of a workspace when one is given. AlreadyExists.
+
+        An id is 1 to 128 of A-Z a-z 0-9 . _ : - ; without one the daemon chooses.
+        """
+        request = thread_pb2.CreateThreadRequest(
+            thread_id=text(id or "", "thread's id"), workspace_id=workspace_id(workspace)
+        )
+        return Thread(self._connection, self._connection.call(self._connection.threads.CreateThread, request))
+
+    def thread(self, thread_id: str) -> Thread:
+        """The thread with this id. NotFound."""
+        request = thread_pb2.GetThreadRequest(thread_id=text(thread_id, "thread's id"))
+        return Thread(self._connection, self._connection.call(self._connection.threads.GetThread, request))
+
+    def threads(self) -> Iterator[Thread]:
+        """All threads, the most recently used first."""
+
+        def page(token: str) -> tuple[list[Thread], str]:
+            request = thread_pb2.ListThreadsRequest(page_token=token)
+            answer = self._connection.call(self._connection.threads.ListThreads, request)
+            return [Thread(self._connection, message) for message in answer.threads], answer.next_page_token
+
+        return paged(page)
+
+
+def connect(endpoint: str | None = None, *, start: bool = False) -> Client:
+    """A client of the daemon at ``endpoint``, or at the usual place (``cogfs.client.places``); a context manager.
+
+    Nothing is asked of the daemon yet. With ``start``, one is started first when none answers there.
+    """
+    if start:
+        ensure_daemon(endpoint)
+    return Client(endpoint or default_endpoint())

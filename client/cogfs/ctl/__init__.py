@@ -1,0 +1,1 @@
+"""``cogfsctl``, the command line, on the client alone."""

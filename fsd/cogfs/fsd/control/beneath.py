@@ -1,0 +1,94 @@
+"""Directories beneath a root, reached one name at a time, never through a symlink and never onto another filesystem."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def split(path: bytes) -> tuple[bytes, bytes]:
+    """The parent's path and the name; both relative to the root, the root being ``b""``."""
+    parent, _, name = path.rpartition(b"/")
+    return parent, name
+
+
+def join(parent: bytes, name: bytes) -> bytes:
+    return parent + b"/" + name if parent else name
+
+
+class Beneath:
+    """Opens directories below one root.
+
+    The descriptors of the path opened last are kept, so that a walk in the order of paths opens each directory once.
+    Not for several threads at once.
+    """
+
+    def __init__(self, root_fd: int) -> None:
+        """``root_fd`` stays the caller's."""
+        self._root = os.open(b".", _OPEN, dir_fd=root_fd)
+        self._device = os.fstat(self._root).st_dev
+        self._names: list[bytes] = []
+        self._fds: list[int] = []
+
+    @property
+    def root_fd(self) -> int:
+        return self._root
+
+    def directory(self, path: bytes) -> int:
+        """A descriptor of directory ``path``, valid until the next call.
+
+        OSError: ENOENT or ENOTDIR when it is not a directory reached without symlinks, EXDEV on another filesystem.
+        """
+        names = path.split(b"/") if path else []
+        common = 0
+        while common < len(names) and common < len(self._names) and names[common] == self._names[common]:
+            common += 1
+        self._drop(common)
+        current = self._fds[-1] if self._fds else self._root
+        for name in names[common:]:
+            current = self._enter(current, name)
+            self._names.append(name)
+            self._fds.append(current)
+        return current
+
+    def _enter(self, parent: int, name: bytes) -> int:
+        if name in (b"", b".", b"..") or b"/" in name:
+            raise OSError(errno.EINVAL, "not a name", name)
+        try:
+            fd = os.open(name, _OPEN, dir_fd=parent)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name) from error
+            raise
+        if os.fstat(fd).st_dev != self._device:
+            os.close(fd)
+            raise OSError(errno.EXDEV, "another filesystem is mounted there", name)
+        return fd
+
+    def forget(self) -> None:
+        """Look every directory up anew: names may have moved."""
+        self._drop(0)
+
+    def _drop(self, keep: int) -> None:
+        while len(self._fds) > keep:
+            os.close(self._fds.pop())
+            self._names.pop()
+
+    def close(self) -> None:
+        self._drop(0)
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+
+@contextmanager
+def beneath(root_fd: int) -> Iterator[Beneath]:
+    reach = Beneath(root_fd)
+    try:
+        yield reach
+    finally:
+        reach.close()

@@ -1,0 +1,113 @@
+"""Reading one file, link or set of attributes of the workspace into the store."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from cogfs.store.schema import Hash, OpaqueReason
+from cogfs.store.store import Store
+
+#: How often a file that changes while it is read is read again.
+ATTEMPTS = 5
+
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE})
+_NO_XATTRS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM})
+
+#: Recorded and restored. Others (selinux labels, for one) belong to the machine.
+_XATTR_PREFIXES = (b"user.", b"trusted.")
+_XATTR_NAMES = frozenset({b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"})
+
+Xattrs = tuple[tuple[bytes, bytes], ...]
+
+
+class Vanished(Exception):
+    """The file is not there any more."""
+
+
+class Captured:
+    """A file's content in the store, with the stat of the moment at which it was that."""
+
+    __slots__ = ("hash", "stat")
+
+    def __init__(self, hash_: Hash, status: os.stat_result) -> None:
+        self.hash = hash_
+        self.stat = status
+
+
+def open_for_reading(name: bytes, dir_fd: int) -> int:
+    """Without moving the access time, where the file is ours."""
+    try:
+        return os.open(name, _OPEN | os.O_NOATIME, dir_fd=dir_fd)
+    except PermissionError:
+        return os.open(name, _OPEN, dir_fd=dir_fd)
+
+
+def same_content(before: os.stat_result, after: os.stat_result) -> bool:
+    """Whether a file that had these two stats was not written between them."""
+    return (
+        before.st_ino == after.st_ino
+        and before.st_size == after.st_size
+        and before.st_mtime_ns == after.st_mtime_ns
+        and before.st_ctime_ns == after.st_ctime_ns
+    )
+
+
+def capture_file(store: Store, name: bytes, dir_fd: int) -> Captured | OpaqueReason:
+    """The content of a regular file, a whole version of it, or why there is none. Vanished when it went away."""
+    for _ in range(ATTEMPTS):
+        try:
+            fd = open_for_reading(name, dir_fd)
+        except FileNotFoundError as error:
+            raise Vanished from error
+        except OSError as error:
+            if error.errno in _UNREADABLE:
+                return OpaqueReason.UNREADABLE
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
+                raise Vanished from error
+            raise
+        try:
+            before = os.fstat(fd)
+            if not stat.S_ISREG(before.st_mode):
+                raise Vanished
+            try:
+                hash_, length = store.put_file(fd, before.st_size)
+            except OSError as error:
+                if error.errno in _UNREADABLE:
+                    return OpaqueReason.UNREADABLE
+                raise
+            after = os.fstat(fd)
+        finally:
+            os.close(fd)
+        if length == after.st_size and same_content(before, after):
+            return Captured(hash_, after)
+    return OpaqueReason.CHANGING
+
+
+def read_xattrs(name: bytes, dir_fd: int) -> Xattrs:
+    """The extended attributes that a snapshot keeps, sorted. ``name`` must not be a symlink; ``b"."`` is the directory."""
+    path = b"/proc/self/fd/%d/%s" % (dir_fd, name)
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _NO_XATTRS or error.errno == errno.ENOENT:
+            return ()
+        raise
+    found = []
+    for text in names:
+        attribute = os.fsencode(text)
+        if not is_recorded_xattr(attribute):
+            continue
+        try:
+            found.append((attribute, os.getxattr(path, attribute, follow_symlinks=False)))
+        except OSError as error:
+            if error.errno != errno.ENODATA and error.errno not in _NO_XATTRS:
+                raise
+    found.sort()
+    return tuple(found)
+
+
+def is_recorded_xattr(attribute: bytes) -> bool:
+    return attribute.startswith(_XATTR_PREFIXES) or attribute in _XATTR_NAMES

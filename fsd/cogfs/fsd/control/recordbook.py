@@ -1,0 +1,165 @@
+"""The recorded state of a workspace, with what a recording in progress has changed of it on top."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from cogfs.fsd.control.beneath import join
+from cogfs.store.rows import Writer
+from cogfs.store.schema import DirectoryRow, Kind, OpaqueReason, Skipped, StatRow
+from cogfs.store.store import Store
+
+#: Rows of files that are held before they are written ahead of the transaction that completes the recording.
+_FLUSH_ROWS = 100_000
+
+#: Opaque entries that a snapshot lists as skipped; the others are left out by rule.
+REPORTED = frozenset(
+    {
+        OpaqueReason.TOO_LARGE,
+        OpaqueReason.CHANGING,
+        OpaqueReason.UNREADABLE,
+        OpaqueReason.HARD_LINK,
+        OpaqueReason.UNSUPPORTED_NAME,
+    }
+)
+_REPORTED_BYTES = frozenset(reason.encode() for reason in REPORTED)
+
+Link = tuple[int, tuple[int, ...]]
+
+
+def is_reported(row: StatRow) -> bool:
+    return row.entry.kind is Kind.OPAQUE and row.entry.target in _REPORTED_BYTES
+
+
+class RecordBook:
+    """Directory rows and hard-link rows of one workspace: reads fall through to the store, writes stay here.
+
+    A row is true by itself (each is checked against stat or against what a worker watched before it is believed), so
+    rows may be written before the recording they belong to is complete.
+    """
+
+    def __init__(self, store: Store, workspace_id: str) -> None:
+        """An empty ``workspace_id``: a book of its own that knows nothing and is never written."""
+        self._store = store
+        self._workspace_id = workspace_id
+        self._directories: dict[int, DirectoryRow | None] = {}
+        self._links: dict[int, Link | None] = {}
+        self._held = 0
+
+    def directory(self, inode: int) -> DirectoryRow | None:
+        if inode in self._directories or not self._workspace_id:
+            return self._directories.get(inode)
+        with self._store.read() as reader:
+            return reader.directory(self._workspace_id, inode)
+
+    def put_directory(self, inode: int, row: DirectoryRow) -> None:
+        self._directories[inode] = row
+        self._held += len(row.rows) + 1
+        if self._held >= _FLUSH_ROWS and self._workspace_id:
+            self.flush()
+
+    def link(self, inode: int) -> Link | None:
+        if inode in self._links or not self._workspace_id:
+            return self._links.get(inode)
+        with self._store.read() as reader:
+            return reader.link(self._workspace_id, inode)
+
+    def group(self, inode: int) -> int:
+        """The hard-link group of a file with several names: the one it has, or a new one."""
+        known = self.link(inode)
+        if known is None:
+            known = (int.from_bytes(os.urandom(8)) or 1, ())
+            self._links[inode] = known
+        return known[0]
+
+    def set_group(self, inode: int, group: int) -> None:
+        known = self.link(inode)
+        if known is None or known[0] != group:
+            self._links[inode] = (group, known[1] if known is not None else ())
+
+    def add_link(self, inode: int, group: int, directory: int) -> None:
+        """``inode`` has a name in ``directory``, and its names are of ``group``."""
+        known = self.link(inode)
+        directories = known[1] if known is not None else ()
+        if directory not in directories:
+            directories = (*directories, directory)
+        if known != (group, directories):
+            self._links[inode] = (group, directories)
+
+    def remove_link(self, inode: int, directory: int) -> None:
+        """``inode`` has no name in ``directory`` any more."""
+        known = self.link(inode)
+        if known is None or directory not in known[1]:
+            return
+        rest = tuple(other for other in known[1] if other != directory)
+        self._links[inode] = (known[0], rest) if rest else None
+
+    def drop_link(self, inode: int) -> None:
+        if self.link(inode) is not None:
+            self._links[inode] = None
+
+    def drop_tree(self, inode: int, keep: frozenset[int] | set[int]) -> None:
+        """Forget a directory that is gone and all below it, except the directories in ``keep`` (they moved)."""
+        waiting = [inode]
+        while waiting:
+            current = waiting.pop()
+            row = self.directory(current)
+            if row is None:
+                continue
+            for child in row.rows:
+                if child.entry.kind is Kind.DIRECTORY:
+                    if child.inode not in keep:
+                        waiting.append(child.inode)
+                elif child.nlink > 1:
+                    self.remove_link(child.inode, current)
+            self._directories[current] = None
+
+    def path_of(self, inode: int) -> bytes | None:
+        """Where directory ``inode`` was when it was last recorded; None when that is not known."""
+        names: list[bytes] = []
+        for _ in range(100_000):
+            row = self.directory(inode)
+            if row is None:
+                return None
+            if row.parent == inode and not row.name:
+                return b"/".join(reversed(names))
+            names.append(row.name)
+            inode = row.parent
+        return None
+
+    def skipped(self, root_inode: int) -> Iterator[Skipped]:
+        """What a snapshot of this state lists as skipped, found by descending only where there is any."""
+        waiting = [(b"", root_inode)]
+        while waiting:
+            path, inode = waiting.pop()
+            row = self.directory(inode)
+            if row is None:
+                continue
+            for child in row.rows:
+                where = join(path, child.entry.name)
+                if is_reported(child):
+                    yield Skipped(where, child.entry.target.decode())
+                elif child.sums is not None and child.sums.skipped:
+                    waiting.append((where, child.inode))
+
+    def write(self, writer: Writer) -> None:
+        """Put what changed into a transaction."""
+        for inode, row in self._directories.items():
+            if row is None:
+                writer.delete_directory(self._workspace_id, inode)
+            else:
+                writer.put_directory(self._workspace_id, inode, row)
+        for inode, link in self._links.items():
+            if link is None:
+                writer.delete_link(self._workspace_id, inode)
+            else:
+                writer.put_link(self._workspace_id, inode, *link)
+
+    def flush(self) -> None:
+        """Write what changed so far in a transaction of its own."""
+        with self._store.write() as writer:
+            self.write(writer)
+        self._directories.clear()
+        self._links.clear()
+        self._held = 0

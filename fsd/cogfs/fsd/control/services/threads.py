@@ -1,0 +1,164 @@
+"""ThreadService: conversations, and the way back in them."""
+
+from __future__ import annotations
+
+import grpc
+
+from cogfs.fsd.control.engine import Engine
+from cogfs.fsd.control.services.convert import (
+    DEFAULT_PAGE,
+    entry_message,
+    invalid,
+    metadata_text,
+    required,
+    thread_message,
+)
+from cogfs.fsd.control.threads import Conversation, Draft
+from cogfs.store.schema import EntryKind
+from cogfs.store.store import Store
+from cogfs.v1 import thread_pb2, thread_pb2_grpc
+
+_CONTENT_MAX = 16 * 1024 * 1024
+
+#: Keys of metadata that a client could take for a checkpoint; only the daemon says where one is.
+_RESERVED = frozenset({"file_checkpoint", "file_checkpoint_at", "fileCheckpoint", "fileCheckpointAt"})
+
+
+class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
+    def __init__(self, store: Store, engine: Engine) -> None:
+        self._store = store
+        self._engine = engine
+        self._threads = engine.threads
+
+    def CreateThread(
+        self, request: thread_pb2.CreateThreadRequest, context: grpc.ServicerContext
+    ) -> thread_pb2.Thread:
+        return thread_message(self._threads.create(request.thread_id, request.workspace_id))
+
+    def GetThread(self, request: thread_pb2.GetThreadRequest, context: grpc.ServicerContext) -> thread_pb2.Thread:
+        with self._store.read() as reader:
+            return thread_message(reader.thread(required(request.thread_id, "thread_id")))
+
+    def ListThreads(
+        self, request: thread_pb2.ListThreadsRequest, context: grpc.ServicerContext
+    ) -> thread_pb2.ListThreadsResponse:
+        size = request.page_size or DEFAULT_PAGE
+        with self._store.read() as reader:
+            rows = reader.threads_by_update()
+        after = request.page_token
+        if after:
+            moment, _, thread_id = after.partition(":")
+            if not moment.isdigit():
+                raise invalid("the page token is not one that this call gave")
+            mark = (-int(moment), thread_id)
+            rows = [row for row in rows if (-row.updated_ns, row.id) > mark]
+        rows.sort(key=lambda row: (-row.updated_ns, row.id))
+        more = len(rows) > size
+        rows = rows[:size]
+        return thread_pb2.ListThreadsResponse(
+            threads=[thread_message(row) for row in rows],
+            next_page_token=f"{rows[-1].updated_ns}:{rows[-1].id}" if more else "",
+        )
+
+    def AppendEntry(
+        self, request: thread_pb2.AppendEntryRequest, context: grpc.ServicerContext
+    ) -> thread_pb2.AppendEntryResponse:
+        if request.kind == thread_pb2.Entry.KIND_UNSPECIFIED:
+            raise invalid("an entry needs a kind")
+        if len(request.content.encode()) > _CONTENT_MAX:
+            raise invalid(f"the content is larger than {_CONTENT_MAX:,} bytes")
+        forged = _RESERVED.intersection(request.metadata.fields)
+        if forged:
+            raise invalid(f"the metadata key {min(forged)!r} is set by the daemon alone")
+        draft = Draft(
+            required(request.thread_id, "thread_id"),
+            EntryKind[thread_pb2.Entry.Kind.Name(request.kind)],
+            request.content,
+            metadata_text(request.metadata),
+            request.entry_id,
+            request.require_checkpoint,
+        )
+        entry, trouble = self._threads.append(draft)
+        return thread_pb2.AppendEntryResponse(entry=entry_message(entry, active=True), checkpoint_error=trouble)
+
+    def GetEntry(self, request: thread_pb2.GetEntryRequest, context: grpc.ServicerContext) -> thread_pb2.Entry:
+        with self._store.read() as reader:
+            thread = reader.thread(required(request.thread_id, "thread_id"))
+            entry = reader.entry(thread.id, required(request.entry_id, "entry_id"))
+            active = any(one.id == entry.id for one in reader.branch(thread.id, thread.leaf_id))
+        return entry_message(entry, active=active)
+
+    def ListEntries(
+        self, request: thread_pb2.ListEntriesRequest, context: grpc.ServicerContext
+    ) -> thread_pb2.ListEntriesResponse:
+        size = request.page_size or DEFAULT_PAGE
+        if request.page_token and not request.page_token.isdigit():
+            raise invalid("the page token is not one that this call gave")
+        after = int(request.page_token or 0)
+        with self._store.read() as reader:
+            thread = reader.thread(required(request.thread_id, "thread_id"))
+            branch = reader.branch(thread.id, thread.leaf_id)
+            active = {entry.id for entry in branch}
+            source = reader.entries(thread.id) if request.all_branches else iter(branch)
+            rows = []
+            for entry in source:
+                if entry.sequence > after:
+                    rows.append(entry)
+                    if len(rows) > size:
+                        break
+        more = len(rows) > size
+        rows = rows[:size]
+        return thread_pb2.ListEntriesResponse(
+            entries=[entry_message(row, active=row.id in active) for row in rows],
+            next_page_token=str(rows[-1].sequence) if more else "",
+        )
+
+    def Rewind(self, request: thread_pb2.RewindRequest, context: grpc.ServicerContext) -> thread_pb2.RewindReport:
+        memory = request.memory if request.HasField("memory") else True
+        done = self._threads.rewind(
+            required(request.thread_id, "thread_id"),
+            required(request.to_entry_id, "to_entry_id"),
+            files=request.files,
+            memory=memory,
+            workspace_id=request.workspace_id,
+            dry_run=request.dry_run,
+            force=request.force,
+        )
+        report = thread_pb2.RewindReport(
+            thread_id=request.thread_id,
+            to_entry_id=request.to_entry_id,
+            dry_run=request.dry_run,
+            conversation=_conversation(done.conversation),
+        )
+        if done.files is not None:
+            report.files.CopyFrom(
+                thread_pb2.RewindFilesReport(
+                    restore=done.files,
+                    entry_id=done.entry_id,
+                    exact=done.exact,
+                    workspace_id=done.workspace_id,
+                    safety_snapshot_id=done.files.safety_snapshot_id,
+                )
+            )
+        return report
+
+    def Undo(self, request: thread_pb2.UndoRequest, context: grpc.ServicerContext) -> thread_pb2.UndoReport:
+        workspace_id = required(request.workspace_id, "workspace_id")
+        done = self._threads.undo(workspace_id, dry_run=request.dry_run, force=request.force)
+        report = thread_pb2.UndoReport(
+            workspace_id=workspace_id,
+            dry_run=request.dry_run,
+            undone_snapshot_id=done.undone_snapshot_id,
+            files=done.files,
+            thread_id=done.thread_id,
+            files_only_reason=done.files_only_reason,
+        )
+        if done.conversation is not None:
+            report.conversation.CopyFrom(_conversation(done.conversation))
+        return report
+
+
+def _conversation(done: Conversation) -> thread_pb2.ConversationReport:
+    return thread_pb2.ConversationReport(
+        rewound=done.rewound, cut=done.cut, previous_leaf_id=done.previous_leaf_id
+    )

@@ -1,0 +1,313 @@
+"""One workspace: its lock, its worker when it is mounted, and the recording of its files at a boundary.
+
+Does not know conversations, and leaves restores to ``restoration``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import msgspec
+import structlog
+
+from cogfs.fsd.channel import Committed, Freeze, Frozen, GetStats, Guard, Handles, ListHandles, Resume, SetReadOnly, Stats, Unguard
+from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.ports import EngineState, Link
+from cogfs.fsd.control.recordbook import RecordBook
+from cogfs.fsd.control.recorder import Recorded, Recorder
+from cogfs.fsd.control.rules import Rules
+from cogfs.store.ids import new_id
+from cogfs.store.rows import Writer
+from cogfs.store.schema import (
+    RecordState,
+    SnapshotOrigin,
+    SnapshotRow,
+    SnapshotState,
+    SnapshotStats,
+    Sums,
+    TreeEntry,
+    WorkspaceRow,
+)
+from cogfs.store.steps import step
+from cogfs.store.store import Store
+from cogfs.v1.reasons import Reason
+
+_log = structlog.get_logger(__name__)
+
+#: Seconds that mutating calls which have begun may take to end before a freeze gives up.
+_FREEZE_PATIENCE = 20.0
+#: Seconds that flushing one file's shared maps may take; a file that takes longer is left to the kernel.
+_FLUSH_PATIENCE = 5.0
+
+
+class Current:
+    """The files of a workspace at one moment, recorded and not yet committed."""
+
+    def __init__(self, recorded: Recorded, book: RecordBook, rules: Rules, generation: int) -> None:
+        self.root: TreeEntry = recorded.root
+        self.root_inode = recorded.root_inode
+        self.sums: Sums = recorded.sums
+        self.hashed = recorded.hashed
+        self.book = book
+        self.rules = rules
+        self.generation = generation
+
+
+class Workspace:
+    """What the control process holds of one registered workspace. Everything but ``attach`` is under ``lock``."""
+
+    def __init__(self, store: Store, pool: ThreadPoolExecutor, workspace_id: str) -> None:
+        self.store = store
+        self.pool = pool
+        self.id = workspace_id
+        self.lock = threading.RLock()
+        self.link: Link | None = None
+
+    # --- standing -----------------------------------------------------------------------------------------------------
+
+    def row(self) -> WorkspaceRow:
+        """NotFound when it was deleted."""
+        with self.store.read() as reader:
+            return reader.workspace(self.id)
+
+    def attach(self, link: Link) -> None:
+        with self.lock:
+            self.link = link
+
+    def detach(self) -> None:
+        """Without the lock: a call that waits for the dead worker fails by itself."""
+        self.link = None
+
+    def state(self) -> EngineState:
+        row = self.row()
+        with self.store.read() as reader:
+            recovering = reader.journal(self.id) is not None
+        files = directories = 0
+        link = self.link
+        if link is not None and link.alive:
+            try:
+                stats = link.call(GetStats(), 5.0)
+                if isinstance(stats, Stats):
+                    files, directories = stats.dirty_files, stats.dirty_directories
+            except CogfsError:
+                pass
+        return EngineState(recovering, row.read_only, files, directories)
+
+    def ready(self) -> Link:
+        """The link, when the workspace can be recorded and changed now."""
+        row = self.row()
+        if row.read_only:
+            raise CogfsError(Reason.VALIDATION_ERROR, f"the workspace is read-only: {row.read_only}")
+        link = self.link
+        if link is None or not link.alive:
+            raise CogfsError(
+                Reason.UNAVAILABLE, f"the workspace {os.fsdecode(row.root)} is not mounted: run cogfsctl mount first"
+            )
+        with self.store.read() as reader:
+            if reader.journal(self.id) is not None:
+                raise CogfsError(
+                    Reason.UNAVAILABLE, "a restore was interrupted and is not finished: run cogfsctl mount to finish it"
+                )
+        return link
+
+    # --- the cut ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def frozen(self, link: Link) -> Iterator[Frozen]:
+        """A consistent cut: shared maps are flushed, then mutating calls wait until the block ends (or ``guard``)."""
+        self._flush_maps(link)
+        answer = link.call(Freeze(_FREEZE_PATIENCE), _FREEZE_PATIENCE + 10)
+        assert isinstance(answer, Frozen)
+        try:
+            yield answer
+        finally:
+            try:
+                link.call(Resume())
+            except CogfsError as error:
+                # The worker resumes by itself when the connection has ended.
+                _log.warning("cannot resume the workspace", workspace=self.id, error=str(error))
+
+    def _flush_maps(self, link: Link) -> None:
+        """Have the kernel hand over what was stored in shared maps: only files open for writing can have one."""
+        answer = link.call(ListHandles())
+        assert isinstance(answer, Handles)
+        paths = {handle.path for handle in answer.handles if handle.writable and not handle.deleted}
+        if not paths:
+            return
+
+        def flush() -> None:
+            for path in paths:
+                try:
+                    fd = os.open(os.path.join(link.mountpoint, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                except OSError:
+                    continue
+                try:
+                    os.fsync(fd)
+                except OSError as error:
+                    _log.warning("cannot flush a file", path=os.fsdecode(path), error=str(error))
+                finally:
+                    os.close(fd)
+
+        thread = threading.Thread(target=flush, name="flush-maps", daemon=True)
+        thread.start()
+        thread.join(_FLUSH_PATIENCE)
+        if thread.is_alive():
+            _log.warning("flushing shared maps takes long; going on without", workspace=self.id)
+
+    def record(self, link: Link, frozen: Frozen, link_groups: Mapping[bytes, int] | None = None) -> Current:
+        """What the files are now. Called within ``frozen``."""
+        row = self.row()
+        rules = Rules(row.options.exclude, row.options.max_file_bytes)
+        with self.store.read() as reader:
+            state = reader.record_state(self.id)
+        recorded = None
+        book = RecordBook(self.store, self.id)
+        if (
+            frozen.complete
+            and state is not None
+            and state.root is not None
+            and state.worker_started_ns == link.welcome.started_ns
+            and rules.same_as(state.exclude, state.max_file_bytes)
+        ):
+            recorder = Recorder(self.store, book, link.root_fd, rules, self.pool, link_groups)
+            recorded = recorder.update(frozen.directories, frozen.files)
+        if recorded is None:
+            book = RecordBook(self.store, self.id)
+            recorded = Recorder(self.store, book, link.root_fd, rules, self.pool, link_groups).scan()
+        return Current(recorded, book, rules, frozen.generation)
+
+    def commit(self, link: Link, current: Current, fill: Callable[[Writer], None] | None = None) -> None:
+        """Make a recording durable, in one transaction with what ``fill`` writes; then the worker may forget it."""
+        with self.store.write() as writer:
+            current.book.write(writer)
+            writer.put_record_state(
+                self.id,
+                RecordState(
+                    current.root,
+                    current.root_inode,
+                    current.rules.exclude,
+                    current.rules.max_file_bytes,
+                    link.welcome.started_ns,
+                ),
+            )
+            if fill is not None:
+                fill(writer)
+        step("checkpoint.committed")
+        try:
+            link.call(Committed(current.generation))
+        except CogfsError as error:
+            # What it hands over again is recorded again, to the same end.
+            _log.warning("cannot tell the worker of a commit", workspace=self.id, error=str(error))
+
+    def settle(self) -> None:
+        """Record what is dirty, before the mount goes: the scan after the next mount then reads little."""
+        self.present()
+
+    def present(self) -> TreeEntry:
+        """The files as they are now, recorded and in no snapshot."""
+        with self.lock:
+            link = self.ready()
+            with self.frozen(link) as frozen:
+                current = self.record(link, frozen)
+                self.commit(link, current)
+        return current.root
+
+    # --- snapshots ----------------------------------------------------------------------------------------------------
+
+    def checkpoint(
+        self,
+        label: str,
+        metadata: str,
+        origin: SnapshotOrigin,
+        fill: Callable[[Writer, SnapshotRow], None] | None = None,
+    ) -> SnapshotRow:
+        """Take a snapshot, sealed when this returns; ``fill`` writes more in the same transaction."""
+        with self.lock:
+            link = self.ready()
+            started = time.monotonic_ns()
+            before = self.store.stats().pack_bytes
+            with self.frozen(link) as frozen:
+                current = self.record(link, frozen)
+                step("checkpoint.recorded")
+                snapshot = self.snapshot_row(
+                    current, current.root, current.rules, label, metadata, origin, started, before
+                )
+
+                def write(writer: Writer) -> None:
+                    self.put_snapshot(writer, snapshot)
+                    if fill is not None:
+                        fill(writer, snapshot)
+
+                self.commit(link, current, write)
+        return snapshot
+
+    def snapshot_row(
+        self,
+        current: Current,
+        root: TreeEntry,
+        rules: Rules,
+        label: str,
+        metadata: str,
+        origin: SnapshotOrigin,
+        started_ns: int,
+        stored_before: int,
+    ) -> SnapshotRow:
+        sums = current.sums
+        return SnapshotRow(
+            id=new_id("snap_"),
+            workspace_id=self.id,
+            root=root,
+            label=label,
+            metadata=metadata,
+            state=SnapshotState.SEALED,
+            reason="",
+            exclude=rules.exclude,
+            max_file_bytes=rules.max_file_bytes,
+            skipped=tuple(sorted(current.book.skipped(current.root_inode), key=lambda one: one.path)),
+            stats=SnapshotStats(
+                files=sums.files,
+                bytes=sums.bytes,
+                hashed=current.hashed,
+                reused=max(0, sums.files - current.hashed),
+                stored_bytes=max(0, self.store.stats().pack_bytes - stored_before),
+                duration_ns=time.monotonic_ns() - started_ns,
+                directories=sums.directories,
+                symlinks=sums.symlinks,
+            ),
+            created_ns=time.time_ns(),
+            origin=origin,
+            parent_id=self.row().last_snapshot_id,
+        )
+
+    def put_snapshot(self, writer: Writer, snapshot: SnapshotRow) -> None:
+        writer.put_snapshot(snapshot)
+        writer.put_workspace(msgspec.structs.replace(writer.workspace(self.id), last_snapshot_id=snapshot.id))
+
+    # --- restores -----------------------------------------------------------------------------------------------------
+
+    def guard(self, link: Link, restore_id: str, inodes: set[int], pinned: set[int]) -> None:
+        """Keep other processes from what a restore touches; the calling thread is the one that may."""
+        owner = threading.get_native_id()
+        link.call(Guard(restore_id, [owner], sorted(inodes), sorted(pinned - inodes)))
+
+    def unguard(self, link: Link) -> None:
+        try:
+            link.call(Unguard())
+        except CogfsError as error:
+            _log.warning("cannot take a guard away", workspace=self.id, error=str(error))
+
+    def set_read_only(self, reason: str) -> None:
+        """Nothing may be changed from now on; empty: all is well again."""
+        with self.store.write() as writer:
+            writer.put_workspace(msgspec.structs.replace(writer.workspace(self.id), read_only=reason))
+        link = self.link
+        if link is not None:
+            try:
+                link.call(SetReadOnly(reason))
+            except CogfsError as error:
+                _log.warning("cannot tell the worker to be read-only", workspace=self.id, error=str(error))

@@ -1,0 +1,376 @@
+"""Rows: what is written together is seen together, in the order that the interface promises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cogfs.store.errors import Exists, NotFound
+from cogfs.store.ids import new_id
+from cogfs.store.rows import Reader
+from cogfs.store.schema import (
+    DirectoryRow,
+    EntryKind,
+    EntryRow,
+    FileCheckpointRow,
+    JournalRow,
+    Kind,
+    OpaqueReason,
+    RecordState,
+    RecoveryRow,
+    Skipped,
+    SnapshotOrigin,
+    SnapshotRow,
+    SnapshotState,
+    SnapshotStats,
+    StatRow,
+    ThreadRow,
+    TreeEntry,
+    UndoRow,
+    WorkspaceOptions,
+    WorkspaceRow,
+)
+from cogfs.store.store import Store
+
+UNDO = UndoRow("snap_a", "snap_b", "thread", "e1", "e2", False, (b"a\xff", b"b"))
+
+
+def workspace(name: str) -> WorkspaceRow:
+    return WorkspaceRow(
+        name,
+        b"/root/\xff",
+        b"",
+        WorkspaceOptions(("*.o", "build/"), -1),
+        123,
+        "snap_x",
+        "",
+        True,
+        RecoveryRow("forward", "snap_a", "snap_b", 5),
+        UNDO,
+    )
+
+
+def snapshot(name: str, workspace_id: str) -> SnapshotRow:
+    return SnapshotRow(
+        name,
+        workspace_id,
+        TreeEntry(b"", Kind.DIRECTORY, 0o755, hash=bytes(32)),
+        "label",
+        "{}",
+        SnapshotState.SEALED,
+        "",
+        ("*.o",),
+        10,
+        (Skipped(b"big\xff", OpaqueReason.TOO_LARGE.value),),
+        SnapshotStats(1, 2, 3, 4, 5, 6, 7, 8),
+        99,
+        SnapshotOrigin.MESSAGE,
+        "snap_parent",
+    )
+
+
+def thread(name: str, updated: int = 0) -> ThreadRow:
+    return ThreadRow(name, "ws", "", 0, 1, updated)
+
+
+def entry(thread_id: str, name: str, parent: str, sequence: int) -> EntryRow:
+    return EntryRow(name, thread_id, parent, EntryKind.USER, "say ünïcode", '{"a":1}', 7, sequence)
+
+
+def journal(workspace_id: str) -> JournalRow:
+    return JournalRow("r1", workspace_id, "snap_a", "snap_b", (b"p\xff",), 3, thread("t"), UNDO)
+
+
+STAT = StatRow(TreeEntry(b"f", Kind.FILE, 0o644, 3, bytes(32)), 12, 3, 2**61, 2**61 + 1, 0o100644, 1)
+DIRECTORY = DirectoryRow(bytes(range(32)), (STAT,), 17, 1, 3, 0, 0)
+STATE = RecordState(TreeEntry(b"", Kind.DIRECTORY, 0o755, hash=bytes(32)), 2, ("*.o",), 10, 4)
+
+
+def test_all_rows_come_back_after_a_restart(place: Path) -> None:
+    checkpoint = EntryRow(
+        "e", "t", "", EntryKind.TOOL, "", "{}", 1, 0, FileCheckpointRow("snap_a", "ws", b"/root"), True
+    )
+    with Store.open(place) as store, store.write() as rows:
+        rows.put_workspace(workspace("ws"))
+        rows.put_snapshot(snapshot("snap_a", "ws"))
+        rows.put_thread(thread("t"))
+        rows.put_entry(checkpoint)
+        rows.put_journal(journal("ws"))
+        rows.put_record_state("ws", STATE)
+        rows.put_directory("ws", 2**63, DIRECTORY)
+        rows.put_link("ws", 5, 9, (b"\0\1", b"\2"))
+    with Store.open(place) as store, store.read() as reader:
+        assert reader.workspace("ws") == workspace("ws")
+        assert reader.workspaces() == [workspace("ws")]
+        assert reader.snapshot("snap_a") == snapshot("snap_a", "ws")
+        assert reader.thread("t") == thread("t")
+        assert reader.entry("t", "e") == checkpoint
+        assert reader.journal("ws") == journal("ws")
+        assert reader.journals() == [journal("ws")]
+        assert reader.record_state("ws") == STATE
+        assert reader.directory("ws", 2**63) == DIRECTORY
+        assert reader.link("ws", 5) == (9, (b"\0\1", b"\2"))
+
+
+ABSENT = ["", "absent", "x" * 200, "nul\0", "\udcff", "é" * 64, "é" * 65]
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_absent_rows(store: Store, name: str) -> None:
+    with store.write() as rows:
+        rows.put_thread(thread("t"))
+    with store.read() as reader:
+        for call in (reader.workspace, reader.snapshot, reader.thread):
+            with pytest.raises(NotFound):
+                call(name)
+        with pytest.raises(NotFound):
+            reader.entry("t", name)
+        with pytest.raises(NotFound):
+            reader.entry(name, "e")
+        assert not reader.has_entry(name, "e")
+        assert list(reader.entries(name)) == []
+        assert reader.children(name, "") == []
+        assert reader.children("t", name or "e") == []
+        assert reader.snapshots(name) == []
+        assert reader.snapshots("ws", before=name) == []
+        assert reader.snapshot_count(name) == 0
+        assert reader.journal(name) is None
+        assert reader.record_state(name) is None
+        assert reader.directory(name, 1) is None
+        assert reader.link(name, 1) is None
+        assert reader.branch("t", "") == []
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "nul\0", "\udcff"])
+def test_impossible_ids_are_not_written(store: Store, name: str) -> None:
+    with store.write() as rows:
+        calls: list[Callable[[], None]] = [
+            lambda: rows.put_workspace(workspace(name)),
+            lambda: rows.put_snapshot(snapshot(name, "ws")),
+            lambda: rows.put_snapshot(snapshot("snap", name)),
+            lambda: rows.put_thread(thread(name)),
+            lambda: rows.put_entry(entry(name, "e", "", 0)),
+            lambda: rows.put_entry(entry("t", name, "", 0)),
+            lambda: rows.put_journal(journal(name)),
+            lambda: rows.put_record_state(name, STATE),
+            lambda: rows.put_directory(name, 1, DIRECTORY),
+            lambda: rows.put_link(name, 1, 1, ()),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match="id"):
+                call()
+    with store.read() as reader:
+        assert not reader.workspaces()
+        assert not reader.threads()
+        assert not reader.journals()
+
+
+def test_the_longest_ids(store: Store) -> None:
+    long = "é" * 64
+    with store.write() as rows:
+        rows.put_snapshot(snapshot(long, long))
+        rows.put_thread(thread(long))
+        rows.put_entry(entry(long, long, "", 0))
+        rows.put_entry(entry(long, "child", long, 1))
+    with store.read() as reader:
+        assert [row.id for row in reader.children(long, long)] == ["child"]
+        assert [row.id for row in reader.branch(long, "child")] == [long, "child"]
+        assert [row.id for row in reader.snapshots(long)] == [long]
+
+
+def test_snapshots_are_listed_newest_first_and_by_page(store: Store) -> None:
+    names = [new_id("snap") for _ in range(7)]
+    with store.write() as rows:
+        for index, name in enumerate(names):
+            rows.put_snapshot(snapshot(name, "a"))
+            rows.put_snapshot(snapshot(f"other{index}", "ab"))
+        rows.put_snapshot(snapshot(names[2], "a"))
+    newest = names[::-1]
+    with store.read() as reader:
+        assert [row.id for row in reader.snapshots("a")] == newest
+        assert [row.id for row in reader.snapshots("a", limit=3)] == newest[:3]
+        assert [row.id for row in reader.snapshots("a", before=newest[2], limit=3)] == newest[3:6]
+        assert [row.id for row in reader.snapshots("a", before=newest[-1])] == []
+        assert reader.snapshots("a", limit=0) == []
+        assert reader.snapshot_count("a") == reader.snapshot_count("ab") == 7
+    with store.write() as rows:
+        rows.delete_snapshot(names[3])
+        with pytest.raises(NotFound):
+            rows.delete_snapshot(names[3])
+    with store.read() as reader:
+        assert reader.snapshot_count("a") == 6
+        assert names[3] not in [row.id for row in reader.snapshots("a")]
+
+
+def test_threads_are_listed_by_id_and_by_update(store: Store) -> None:
+    with store.write() as rows:
+        for name, updated in [("b", 30), ("a", 10), ("c", 20)]:
+            rows.put_thread(thread(name, updated))
+    with store.read() as reader:
+        assert [row.id for row in reader.threads()] == ["c", "b", "a"]
+        assert [row.id for row in reader.threads(before="c", limit=1)] == ["b"]
+        assert [row.id for row in reader.threads(before="a")] == []
+        assert [row.id for row in reader.threads_by_update()] == ["b", "c", "a"]
+
+
+def test_entries_make_a_tree(store: Store) -> None:
+    with store.write() as rows:
+        for name, parent, sequence in [("z", "", 0), ("b", "z", 1), ("a", "z", 2), ("y", "a", 300)]:
+            rows.put_entry(entry("t", name, parent, sequence))
+        rows.put_entry(entry("tt", "z", "", 0))
+        with pytest.raises(Exists):
+            rows.put_entry(entry("t", "b", "", 9))
+        with pytest.raises(ValueError, match="number 2"):
+            rows.put_entry(entry("t", "new", "", 2))
+        assert [row.id for row in rows.entries("t")] == ["z", "b", "a", "y"]
+    with store.read() as reader:
+        assert [row.id for row in reader.entries("t")] == ["z", "b", "a", "y"]
+        assert [row.id for row in reader.children("t", "")] == ["z"]
+        assert [row.id for row in reader.children("t", "z")] == ["b", "a"]
+        assert [row.id for row in reader.branch("t", "y")] == ["z", "a", "y"]
+        assert reader.has_entry("t", "b")
+        with pytest.raises(NotFound):
+            reader.branch("t", "new")
+
+
+def test_a_deleted_workspace_leaves_nothing_and_takes_nothing_else(store: Store) -> None:
+    with store.write() as rows:
+        for name in ("w", "w2"):
+            rows.put_workspace(workspace(name))
+            rows.put_snapshot(snapshot("snap_" + name, name))
+            rows.put_journal(journal(name))
+            rows.put_record_state(name, STATE)
+            rows.put_directory(name, 1, DIRECTORY)
+            rows.put_directory(name, 2, DIRECTORY)
+            rows.put_link(name, 3, 3, ())
+        rows.put_thread(thread("t"))
+    with store.write() as rows:
+        rows.delete_workspace("w")
+        rows.delete_workspace("never")
+
+    def found(reader: Reader, name: str) -> list[object]:
+        return [
+            reader.snapshots(name),
+            reader.snapshot_count(name) or None,
+            reader.journal(name),
+            reader.record_state(name),
+            reader.directory(name, 1),
+            reader.directory(name, 2),
+            reader.link(name, 3),
+        ]
+
+    with store.read() as reader:
+        assert not any(found(reader, "w"))
+        assert all(found(reader, "w2"))
+        assert [row.id for row in reader.workspaces()] == ["w2"]
+        with pytest.raises(NotFound):
+            reader.snapshot("snap_w")
+        assert reader.thread("t")
+
+
+def test_recorded_directories_are_removed_and_cleared(store: Store) -> None:
+    with store.write() as rows:
+        for inode in (1, 256, 2**64 - 1):
+            rows.put_directory("w", inode, DIRECTORY)
+        rows.put_link("w", 1, 1, ())
+        rows.put_link("w", 2, 1, ())
+        rows.put_record_state("w", STATE)
+        rows.put_directory("w2", 1, DIRECTORY)
+    with store.write() as rows:
+        rows.delete_directory("w", 256)
+        rows.delete_directory("w", 4)
+        rows.delete_link("w", 2)
+        assert rows.directory("w", 256) is None
+        assert rows.directory("w", 2**64 - 1) == DIRECTORY
+        assert rows.link("w", 2) is None
+        assert rows.link("w", 1) == (1, ())
+    with store.write() as rows:
+        rows.clear_directories("w")
+        rows.delete_journal("w")
+    with store.read() as reader:
+        assert reader.directory("w", 1) is None
+        assert reader.link("w", 1) is None
+        assert reader.record_state("w") == STATE
+        assert reader.directory("w2", 1) == DIRECTORY
+
+
+def test_an_exception_takes_all_rows_back_and_no_objects(store: Store) -> None:
+    def fail() -> None:
+        with store.write() as rows:
+            rows.put_thread(thread("t"))
+            assert rows.thread("t")
+            store.put_blob(b"kept")
+            raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError):
+        fail()
+    with store.read() as reader:
+        assert reader.threads() == []
+    assert store.read_blob(store.put_blob(b"kept")) == b"kept"
+
+
+def test_a_write_names_the_objects_put_until_its_end(place: Path) -> None:
+    with Store.open(place) as store:
+        before = store.put_blob(b"before")
+        with store.write() as rows:
+            inside = store.put_tree([TreeEntry(b"f", Kind.FILE, 0o644, 6, before)])
+            rows.put_thread(thread("t"))
+    with Store.open(place) as store:
+        assert store.read_tree(inside).entries[0].hash == before
+        assert store.read_blob(before) == b"before"
+
+
+def test_a_reader_sees_one_state_and_a_read_within_a_write_sees_that(store: Store) -> None:
+    with store.write() as rows:
+        rows.put_thread(thread("a"))
+    written = threading.Event()
+
+    def write() -> None:
+        with store.write() as rows:
+            rows.put_thread(thread("b"))
+            with store.read() as inner:
+                assert [row.id for row in inner.threads()] == ["b", "a"]
+        written.set()
+
+    with store.read() as reader:
+        assert len(reader.threads()) == 1
+        other = threading.Thread(target=write)
+        other.start()
+        assert written.wait(60)
+        other.join()
+        assert len(reader.threads()) == 1
+    with store.read() as reader:
+        assert len(reader.threads()) == 2
+
+
+def test_what_would_deadlock_is_refused(store: Store) -> None:
+    with store.write(), pytest.raises(RuntimeError, match="writing"), store.write():
+        pass
+    with store.write(), pytest.raises(RuntimeError, match="writing"):
+        store.sync()
+    with store.read(), pytest.raises(RuntimeError, match="reads"), store.write():
+        pass
+    with store.read(), pytest.raises(RuntimeError, match="reads"):
+        store.close()
+    with store.read(), store.read():
+        assert store.read_blob(store.put_blob(b"allowed")) == b"allowed"
+
+
+def test_ids_ascend_and_have_their_form() -> None:
+    found: list[list[str]] = []
+
+    def make() -> None:
+        found.append([new_id("snap") for _ in range(5000)])
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for worker in threads:
+        worker.start()
+    for worker in threads:
+        worker.join()
+    assert all(made == sorted(made) for made in found)
+    together = {name for made in found for name in made}
+    assert len(together) == 20_000
+    assert all(len(name) == 31 and name.startswith("snap_") for name in together)
+    assert not set("".join(together).replace("snap_", "")) - set("0123456789abcdefghjkmnpqrstvwxyz")
