@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
 from cogfs.fsd.control import mounts
 from cogfs.v1 import workspace_pb2
 from cogfs.v1.admin_pb2_grpc import AdminServiceStub
 from cogfs.v1.reasons import DOMAIN, Reason
 from cogfs.v1.snapshot_pb2_grpc import SnapshotServiceStub
 from cogfs.v1.workspace_pb2_grpc import WorkspaceServiceStub
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 #: Longest wait for anything; reached only when something is wrong.
 PATIENCE = 60.0

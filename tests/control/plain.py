@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
+
 from cogfs.fsd.channel import Committed, Freeze, Frozen, Resume
 from cogfs.fsd.control.command import execute
 from cogfs.fsd.control.errors import CogfsError
@@ -53,6 +54,9 @@ class PlainEngine:
 
     def forget(self, workspace_id: str) -> None:
         self._handed.pop(workspace_id, None)
+
+    def close(self) -> None:
+        """Nothing is being read."""
 
     def _take(self, workspace_id: str, link: Link) -> None:
         frozen = link.call(Freeze(timeout=5.0), 10.0)

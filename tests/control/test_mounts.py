@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from cogfs.fsd.control import mounts
 from cogfs.v1 import workspace_pb2
 from cogfs.v1.common_pb2 import BusyBy
 from cogfs.v1.reasons import Reason
-
 from tests.control.harness import PATIENCE, Daemon, cogfs_mounts, processes, refused, wait_for
 
 ACTIVE = workspace_pb2.Workspace.ACTIVE

@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from cogfs.v1 import workspace_pb2
 from cogfs.v1.reasons import Reason
-
 from tests.control.harness import Daemon, cogfs_mounts, processes, refused
 
 CREATE = workspace_pb2.CreateWorkspaceRequest

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
 from cogfs.v1 import admin_pb2, snapshot_pb2, workspace_pb2
 from cogfs.v1.reasons import Reason
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-
 from tests.control.harness import PATIENCE, Daemon, place, refused
 
 FAULTS = [
@@ -78,13 +78,19 @@ def test_an_unknown_call_is_unimplemented(daemon: Daemon) -> None:
 
 
 def test_health_and_reflection(daemon: Daemon) -> None:
-    health = health_pb2_grpc.HealthStub(daemon.channel)
-    for name in ("", "cogfs.v1.WorkspaceService", "cogfs.v1.SnapshotService", "cogfs.v1.AdminService"):
-        answer = health.Check(health_pb2.HealthCheckRequest(service=name))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    listing = reflection_pb2_grpc.ServerReflectionStub(daemon.channel).ServerReflectionInfo(
-        iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    check = daemon.channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
     )
+    for name in ("", "cogfs.v1.WorkspaceService", "cogfs.v1.SnapshotService", "cogfs.v1.AdminService"):
+        answer = check(health_pb2.HealthCheckRequest(service=name))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    listing = daemon.channel.stream_stream(
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     names = {service.name for service in next(listing).list_services_response.service}
     assert {"cogfs.v1.WorkspaceService", "cogfs.v1.AdminService", "grpc.health.v1.Health"} <= names
 

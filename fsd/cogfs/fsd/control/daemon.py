@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import structlog
+
 from cogfs.fsd.control.errors import CogfsError, from_os_error
 from cogfs.fsd.control.notify import notify
 from cogfs.fsd.control.places import Places
@@ -59,6 +60,7 @@ def run(
             stack.callback(signal.signal, number, signal.signal(number, lambda *_: ended.set()))
         store = stack.enter_context(Store.open(places.store))
         engine = make_engine(store)
+        stack.callback(engine.close)
         supervisor = Supervisor(places, store, engine)
         services = [
             *_own_services(places, store, engine, supervisor),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import structlog
+
 from cogfs.fsd.control.errors import CogfsError, from_os_error
 from cogfs.store.errors import (
     Corrupt,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
+
 from cogfs.fsd import channel
 from cogfs.fsd.channel import Answer, Failed, Hello, Request, RequestFrame, Splitter, Welcome
 from cogfs.fsd.control.errors import CogfsError

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
-from cogfs.fsd.control.errors import CogfsError, from_os_error
-from cogfs.fsd.control.faults import as_cogfs_error
-from cogfs.v1.reasons import DOMAIN, Reason
 from google.protobuf import any_pb2
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -25,6 +22,10 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
+
+from cogfs.fsd.control.errors import CogfsError, from_os_error
+from cogfs.fsd.control.faults import as_cogfs_error
+from cogfs.v1.reasons import DOMAIN, Reason
 
 _THREADS = 32
 PAGE_SIZE_MAX = 1000

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 import structlog
+
 from cogfs.fsd.channel import GetStats
 from cogfs.fsd.control import mounts, roots, users, worker
 from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error
@@ -127,28 +128,26 @@ class Supervisor:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _take_up(self, row: WorkspaceRow, locked: threading.Event) -> None:
-        lost = ""
-        with self._engine.lock(row.id):
-            locked.set()
-            try:
-                lost = self._adopt(row)
-                if lost:
-                    self._set_dead(row.id, lost)
+        """``locked`` is set as soon as nobody else can come first."""
+        try:
+            with self._engine.lock(row.id):
+                locked.set()
+                missing = self._adopt(row)
+                if missing:
+                    self._set_dead(row.id, missing if row.mount_wanted else "")
                     self._clear(row.id)
-                    if not row.mount_wanted:
-                        self._engine.recover(row.id)
-                        self._set_dead(row.id, "")
-                        lost = ""
-                    else:
+                    if row.mount_wanted:
                         self._bring_up(row.id)
-                        lost = ""
-            except Exception as error:
-                lost = str(as_cogfs_error(error, f"take up {row.id}"))
-                _log.error("workspace not taken up", workspace=row.id, reason=lost)
-                self._set_dead(row.id, lost if row.mount_wanted else "")
-            finally:
-                with self._mutex:
-                    self._starting.discard(row.id)
+                    else:
+                        self._engine.recover(row.id)
+        except Exception as error:
+            reason = str(as_cogfs_error(error, f"take up {row.id}"))
+            _log.error("workspace not taken up", workspace=row.id, reason=reason)
+            self._set_dead(row.id, reason if row.mount_wanted else "")
+        finally:
+            locked.set()
+            with self._mutex:
+                self._starting.discard(row.id)
 
     def _adopt(self, row: WorkspaceRow) -> str:
         """Why there is no worker to adopt; empty when there is one (or one that only a person can deal with)."""
@@ -435,20 +434,21 @@ class Supervisor:
             thread.join()
 
     def _stop_one(self, row: WorkspaceRow, leave_mounts: bool) -> None:
-        lock = self._engine.lock(row.id)
-        if not lock.acquire(timeout=_STOP_PATIENCE):
-            _log.error("workspace left as it is: something still works in it", workspace=row.id)
-            return
         try:
-            if leave_mounts:
-                self._drop(row.id)
-            elif mounts.of_workspace(row.id):
-                self._take_away(row, lazily=True, patience=_BUSY_PATIENCE)
+            lock = self._engine.lock(row.id)
+            if not lock.acquire(timeout=_STOP_PATIENCE):
+                _log.error("workspace left as it is: something still works in it", workspace=row.id)
+                return
+            try:
+                if leave_mounts:
+                    self._drop(row.id)
+                elif mounts.of_workspace(row.id):
+                    self._take_away(row, lazily=True, patience=_BUSY_PATIENCE)
+            finally:
+                lock.release()
         except Exception as error:
             fault = as_cogfs_error(error, f"stop {row.id}")
             _log.error("workspace not let go of", workspace=row.id, reason=str(fault))
-        finally:
-            lock.release()
 
     # Small things.
 

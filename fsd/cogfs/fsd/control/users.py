@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 import structlog
+
 from cogfs.fsd.channel import Handles, ListHandles, OpenHandle
 from cogfs.fsd.control.errors import BusyBy, CogfsError
 from cogfs.fsd.control.mounts import MountEntry, TimedOut, bounded, is_within

@@ -7,10 +7,11 @@ import os
 import time
 
 import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from cogfs.fsd.control.places import Places
 from cogfs.store.store import Store
 from cogfs.v1 import admin_pb2, admin_pb2_grpc
-from google.protobuf.timestamp_pb2 import Timestamp
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):

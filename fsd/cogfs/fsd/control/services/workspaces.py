@@ -8,6 +8,9 @@ import time
 
 import grpc
 import msgspec
+from google.protobuf.timestamp_pb2 import Timestamp
+from pathspec import GitIgnoreSpec
+
 from cogfs.fsd.control import mounts, roots, users
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.places import Places
@@ -19,8 +22,6 @@ from cogfs.store.schema import WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
 from cogfs.v1 import common_pb2, workspace_pb2, workspace_pb2_grpc
 from cogfs.v1.reasons import Reason
-from google.protobuf.timestamp_pb2 import Timestamp
-from pathspec import GitIgnoreSpec
 
 _GLOBS_MAX = 1000
 _GLOB_LENGTH_MAX = 4096
@@ -72,7 +73,7 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
                 raise
         except BaseException:
             if new:
-                self._forget(row.id)
+                self._forget_unless_used(row.id)
             raise
         return self._answer(row.id)
 
@@ -159,9 +160,13 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
                 writer.put_workspace(row)
         return row
 
-    def _forget(self, workspace_id: str) -> None:
+    def _forget_unless_used(self, workspace_id: str) -> None:
+        """Take back a registration, unless somebody else has mounted it or begun a thread in it since."""
         with self._engine.lock(workspace_id):
             with self._store.write() as writer:
+                row = writer.workspace(workspace_id)
+                if row.mount_wanted or any(thread.workspace_id == row.id for thread in writer.threads()):
+                    return
                 writer.delete_workspace(workspace_id)
             self._engine.forget(workspace_id)
 
