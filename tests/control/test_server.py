@@ -25,48 +25,48 @@ FAULTS = [
 ]
 
 
-def test_every_exception_has_a_reason(daemon: Daemon) -> None:
+def test_every_exception_has_a_reason(plain: Daemon) -> None:
     for name, reason, text in FAULTS:
         with refused(reason) as found:
-            daemon.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id=name))
+            plain.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id=name))
         assert text in found[0].message
-    log = daemon.log.read_text()
+    log = plain.log.read_text()
     assert "ZeroDivisionError: division by zero" in log
     assert "Traceback" in log
 
 
-def test_a_stream_fails_with_a_reason_after_what_it_gave(daemon: Daemon) -> None:
+def test_a_stream_fails_with_a_reason_after_what_it_gave(plain: Daemon) -> None:
     for name, reason, text in FAULTS:
         received = []
         with refused(reason) as found:
-            for response in daemon.snapshots.ReadFile(snapshot_pb2.ReadFileRequest(snapshot_id=name)):
+            for response in plain.snapshots.ReadFile(snapshot_pb2.ReadFileRequest(snapshot_id=name)):
                 received.append(len(response.data))
         # Larger than gRPC's own limit of a message.
         assert received == [8 << 20]
         assert text in found[0].message
 
 
-def test_metadata_of_an_error_is_passed_on(daemon: Daemon) -> None:
+def test_metadata_of_an_error_is_passed_on(plain: Daemon) -> None:
     with refused(Reason.WORKSPACE_BUSY) as found:
-        daemon.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id="cogfs"))
+        plain.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id="cogfs"))
     assert found[0].metadata == {"busy_by": "[]"}
 
 
 @pytest.mark.parametrize("bad", ["a/b", "x" * 129, "white space", "ws_\n", "ü"])
-def test_malformed_ids_are_found_before_the_service(daemon: Daemon, bad: str) -> None:
+def test_malformed_ids_are_found_before_the_service(plain: Daemon, bad: str) -> None:
     with refused(Reason.VALIDATION_ERROR) as found:
-        daemon.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id=bad))
+        plain.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id=bad))
     assert "snapshot_id" in found[0].message
     with refused(Reason.VALIDATION_ERROR):
-        list(daemon.snapshots.ReadFile(snapshot_pb2.ReadFileRequest(snapshot_id=bad)))
+        list(plain.snapshots.ReadFile(snapshot_pb2.ReadFileRequest(snapshot_id=bad)))
     with refused(Reason.VALIDATION_ERROR):
-        daemon.workspaces.GetWorkspace(workspace_pb2.GetWorkspaceRequest(workspace_id=bad))
+        plain.workspaces.GetWorkspace(workspace_pb2.GetWorkspaceRequest(workspace_id=bad))
 
 
 @pytest.mark.parametrize("size", [-1, 1001])
-def test_page_sizes_of_nowhere(daemon: Daemon, size: int) -> None:
+def test_page_sizes_of_nowhere(plain: Daemon, size: int) -> None:
     with refused(Reason.VALIDATION_ERROR):
-        daemon.snapshots.ListSnapshots(snapshot_pb2.ListSnapshotsRequest(workspace_id="ws_1", page_size=size))
+        plain.snapshots.ListSnapshots(snapshot_pb2.ListSnapshotsRequest(workspace_id="ws_1", page_size=size))
 
 
 def test_an_unknown_call_is_unimplemented(daemon: Daemon) -> None:

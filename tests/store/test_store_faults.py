@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from cogfs.store import steps
 from cogfs.store.errors import Corrupt, NoSpace, StoreError, StoreIO
 from cogfs.store.schema import ThreadRow

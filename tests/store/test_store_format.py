@@ -8,6 +8,9 @@ import zlib
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from cogfs.store import codec, trees
 from cogfs.store.errors import Corrupt, NotFound
 from cogfs.store.hashing import hash_object
@@ -23,8 +26,6 @@ from cogfs.store.records import (
 )
 from cogfs.store.schema import Chunks, Kind, ObjectKind, OpaqueReason, Tree, TreeEntry
 from cogfs.store.store import Store
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 FILE = TreeEntry(
     b"a\xff",

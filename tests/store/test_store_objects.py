@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from cogfs.store import codec
 from cogfs.store.chunking import CHUNK_THRESHOLD, PIECE_SIZE
 from cogfs.store.errors import Corrupt, NotFound, StoreError

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cogfs.store import place as place_module
 from cogfs.store.errors import Corrupt, Locked, NetworkFilesystem, StoreIO, Unsafe, UnsupportedFormat
 from cogfs.store.schema import FORMAT_VERSION

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from cogfs.store.errors import Exists, NotFound
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Reader

@@ -30,14 +30,14 @@ class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
     """Base of all messages; encoded as an array that begins with the class's name."""
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """First message of a control process."""
 
     version: int
     control_pid: int
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """Answer to ``Hello``; carries a descriptor of the backing root."""
 
     version: int
@@ -55,7 +55,7 @@ class Welcome(Message):
     read_only: str
 
 
-class DirtyDirectory(Message):
+class DirtyDirectory(Message, frozen=True):
     """A directory whose entries changed since the last committed generation."""
 
     inode: int
@@ -69,7 +69,7 @@ class DirtyDirectory(Message):
     subtree: bool
 
 
-class DirtyFile(Message):
+class DirtyFile(Message, frozen=True):
     """A file or link whose content or attributes changed since the last committed generation."""
 
     inode: int
@@ -79,7 +79,7 @@ class DirtyFile(Message):
     content: bool
 
 
-class OpenHandle(Message):
+class OpenHandle(Message, frozen=True):
     """One open file or directory description."""
 
     inode: int
@@ -95,17 +95,18 @@ class OpenHandle(Message):
     directory: bool
 
 
-class Freeze(Message):
+class Freeze(Message, frozen=True):
     """Park mutating calls, drain those begun, and hand over what is dirty. Answer: ``Frozen``.
 
-    What an earlier generation handed over and was not ``Committed`` is part of what this one hands over. The calls stay parked until ``Resume``, ``Guard`` or the end of the connection.
+    What an earlier generation handed over and was not ``Committed`` is part of what this one hands over. The calls stay
+    parked until ``Resume``, ``Guard`` or the end of the connection.
     """
 
     #: Seconds to wait for calls that have begun; then the answer is ``Failed`` with EBUSY and nothing stays parked.
     timeout: float
 
 
-class Frozen(Message):
+class Frozen(Message, frozen=True):
     generation: int
     #: False for the first freeze after the worker started: what changed before is not known.
     complete: bool
@@ -113,17 +114,17 @@ class Frozen(Message):
     files: list[DirtyFile]
 
 
-class Committed(Message):
+class Committed(Message, frozen=True):
     """What generation ``generation`` (and all before) handed over is durable: forget it. Answer: ``Done``."""
 
     generation: int
 
 
-class Resume(Message):
+class Resume(Message, frozen=True):
     """Let parked calls go on. Answer: ``Done``."""
 
 
-class Guard(Message):
+class Guard(Message, frozen=True):
     """A restore begins: foreign calls that would change ``inodes`` are answered EBUSY from now on. Answer: ``Done``.
 
     A call changes an inode when it writes, truncates, sets attributes of it, or makes, removes, renames or replaces an
@@ -138,29 +139,29 @@ class Guard(Message):
     pinned: list[int]
 
 
-class Unguard(Message):
+class Unguard(Message, frozen=True):
     """Take the guard away. Answer: ``Done``."""
 
 
-class SetReadOnly(Message):
-    """Answer EROFS to every mutating call when ``reason`` is not empty (``owners`` of a guard pass). Answer: ``Done``."""
+class SetReadOnly(Message, frozen=True):
+    """Answer EROFS to mutating calls while ``reason`` is not empty; ``owners`` of a guard pass. Answer: ``Done``."""
 
     reason: str
 
 
-class ListHandles(Message):
+class ListHandles(Message, frozen=True):
     """Answer: ``Handles``."""
 
 
-class Handles(Message):
+class Handles(Message, frozen=True):
     handles: list[OpenHandle]
 
 
-class GetStats(Message):
+class GetStats(Message, frozen=True):
     """Answer: ``Stats``."""
 
 
-class OperationStats(Message):
+class OperationStats(Message, frozen=True):
     name: str
     count: int
     errors: int
@@ -169,7 +170,7 @@ class OperationStats(Message):
     buckets: list[int]
 
 
-class Stats(Message):
+class Stats(Message, frozen=True):
     operations: list[OperationStats]
     nodes: int
     handles: int
@@ -178,11 +179,11 @@ class Stats(Message):
     descriptors: int
 
 
-class Done(Message):
+class Done(Message, frozen=True):
     pass
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """The request was not carried out."""
 
     errno: int

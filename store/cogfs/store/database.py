@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+
 from cogfs.store.errors import Corrupt, NoSpace, StoreError, of_index, of_system, translated
 from cogfs.store.gate import Gate
 from cogfs.store.steps import step

@@ -6,6 +6,7 @@ The context makes a blob that holds the bytes of a tree another object than that
 from __future__ import annotations
 
 from blake3 import blake3
+
 from cogfs.store.schema import Hash, ObjectKind
 
 HASH_SIZE = 32

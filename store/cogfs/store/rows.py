@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
+
 from cogfs.store.database import Change, Table, View, check_number
 from cogfs.store.errors import Corrupt, Exists, NotFound
 from cogfs.store.schema import (
@@ -37,7 +38,7 @@ _entry = msgspec.msgpack.Decoder(EntryRow)
 _journal = msgspec.msgpack.Decoder(JournalRow)
 _record_state = msgspec.msgpack.Decoder(RecordState)
 _directory = msgspec.msgpack.Decoder(DirectoryRow)
-_link = msgspec.msgpack.Decoder(tuple[int, tuple[bytes, ...]])
+_link = msgspec.msgpack.Decoder(tuple[int, tuple[int, ...]])
 _NUMBER = 8
 
 

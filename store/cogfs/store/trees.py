@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 
 import msgspec
+
 from cogfs.store.hashing import HASH_SIZE
 from cogfs.store.schema import Chunks, Kind, OpaqueReason, Tree, TreeEntry
 

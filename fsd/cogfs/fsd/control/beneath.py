@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -18,6 +18,19 @@ def split(path: bytes) -> tuple[bytes, bytes]:
 
 def join(parent: bytes, name: bytes) -> bytes:
     return parent + b"/" + name if parent else name
+
+
+def ancestors(paths: Iterable[bytes]) -> set[bytes]:
+    """The directories above paths, the root among them."""
+    found: set[bytes] = set()
+    for path in paths:
+        parent = path
+        while parent:
+            parent = split(parent)[0]
+            if parent in found:
+                break
+            found.add(parent)
+    return found
 
 
 class Beneath:

@@ -87,7 +87,7 @@ def capture_file(store: Store, name: bytes, dir_fd: int) -> Captured | OpaqueRea
 
 
 def read_xattrs(name: bytes, dir_fd: int) -> Xattrs:
-    """The extended attributes that a snapshot keeps, sorted. ``name`` must not be a symlink; ``b"."`` is the directory."""
+    """The extended attributes that a snapshot keeps, sorted. ``name``: no symlink; ``b"."`` is the directory itself."""
     path = b"/proc/self/fd/%d/%s" % (dir_fd, name)
     try:
         names = os.listxattr(path, follow_symlinks=False)

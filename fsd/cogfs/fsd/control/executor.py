@@ -55,7 +55,9 @@ def refuse_what_is_not_ours(root_fd: int, plan: Plan) -> None:
 class Executor:
     """Carries out one plan once. Not for several threads."""
 
-    def __init__(self, store: Store, root_fd: int, restore_id: str, plan: Plan, progress: Progress | None = None) -> None:
+    def __init__(
+        self, store: Store, root_fd: int, restore_id: str, plan: Plan, progress: Progress | None = None
+    ) -> None:
         """``restore_id``: 26 characters that the temporary files of this restore bear."""
         self._store = store
         self._root_fd = root_fd
@@ -211,7 +213,9 @@ class Executor:
             right = step is None or (step.before is not None and step.action is Action.METADATA)
             if path in inodes and right:
                 inode, links = inodes[path]
-                if links == len(sharing[inode]) and (anchor is None or len(sharing[inode]) > len(sharing[inodes[anchor][0]])):
+                if links == len(sharing[inode]) and (
+                    anchor is None or len(sharing[inode]) > len(sharing[inodes[anchor][0]])
+                ):
                     anchor = path
         if anchor is None:
             anchor = wanted[0]

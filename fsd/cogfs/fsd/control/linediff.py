@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from patiencediff import PatienceSequenceMatcher
@@ -59,7 +59,7 @@ def _lines(data: bytes) -> list[bytes]:
 Opcode = tuple[str, int, int, int, int]
 
 
-def _grouped(opcodes: list[Opcode]) -> Iterator[list[Opcode]]:
+def _grouped(opcodes: Sequence[Opcode]) -> Iterator[list[Opcode]]:
     """Opcodes in hunks: changes with up to three equal lines around them, apart when more than six lie between."""
     group: list[Opcode] = []
     for tag, a_start, a_end, b_start, b_end in opcodes:
@@ -84,7 +84,7 @@ def _grouped(opcodes: list[Opcode]) -> Iterator[list[Opcode]]:
         yield group
 
 
-def _hunks(opcodes: list[Opcode], before: list[bytes], after: list[bytes]) -> Iterator[bytes]:
+def _hunks(opcodes: Sequence[Opcode], before: list[bytes], after: list[bytes]) -> Iterator[bytes]:
     for group in _grouped(opcodes):
         a_start, a_end, b_start, b_end = group[0][1], group[-1][2], group[0][3], group[-1][4]
         yield b"@@ -%s +%s @@\n" % (_range(a_start, a_end), _range(b_start, b_end))

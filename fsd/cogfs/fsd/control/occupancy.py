@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cogfs.fsd.channel import OpenHandle
-from cogfs.fsd.control.beneath import beneath, split
+from cogfs.fsd.control.beneath import ancestors, beneath, split
 from cogfs.fsd.control.errors import BusyBy
 from cogfs.fsd.control.planner import Plan
 from cogfs.fsd.control.ports import Link
@@ -34,7 +34,7 @@ class Touched:
                         self.changed.add(inode)
                 except OSError:
                     continue
-            for path in _ancestors(plan):
+            for path in sorted(ancestors(plan.paths())):
                 try:
                     self.above.add(os.fstat(reach.directory(path)).st_ino)
                 except OSError:
@@ -43,16 +43,6 @@ class Touched:
 
 def _members(plan: Plan) -> set[bytes]:
     return {path for members in plan.groups.values() for path in members}
-
-
-def _ancestors(plan: Plan) -> list[bytes]:
-    found = set()
-    for step in plan.steps:
-        path = step.path
-        while path:
-            path = split(path)[0]
-            found.add(path)
-    return sorted(found)
 
 
 def blocking(who: list[BusyBy]) -> list[BusyBy]:

@@ -1,7 +1,7 @@
 """Planning a restore: what has to change so that the files become those of a snapshot, and what is left alone.
 
-A pure function of two trees, the target's rules and a path filter; reads trees from the store, touches no filesystem. So
-the plan of an interrupted restore can be made again from its two snapshots.
+A pure function of two trees, the target's rules and a path filter; reads trees from the store, touches no filesystem.
+So the plan of an interrupted restore can be made again from its two snapshots.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def same_attributes(one: TreeEntry, other: TreeEntry) -> bool:
 
 
 def normal_path(path: bytes) -> bytes:
-    """A path filter's path without doubled or closing slashes. VALIDATION_ERROR when it is absolute or leaves the root."""
+    """A path of a filter without doubled or closing slashes. VALIDATION_ERROR: it is absolute or leaves the root."""
     if path.startswith(b"/") or b"\0" in path:
         raise CogfsError(Reason.VALIDATION_ERROR, "a path must be relative to the workspace's root")
     names = [name for name in path.split(b"/") if name not in (b"", b".")]
@@ -111,7 +111,7 @@ class Planner:
     """Makes plans for one target."""
 
     def __init__(self, store: Store, rules: Rules, paths: Sequence[bytes] = ()) -> None:
-        """``rules``: those that the target was taken by. ``paths``: normal paths; only they and what is below change."""
+        """``rules``: those that the target was taken by. ``paths``: normal; only they and what is below change."""
         self._store = store
         self._rules = rules
         self._paths = tuple(paths)
@@ -190,9 +190,7 @@ class Planner:
             self._directory(plan, path, before.hash, after.hash)
         elif before.kind is after.kind:
             if not (
-                same_content(before, after)
-                and same_attributes(before, after)
-                and before.link_group == after.link_group
+                same_content(before, after) and same_attributes(before, after) and before.link_group == after.link_group
             ):
                 plan.steps.append(Step(path, before, after))
         elif before.kind is Kind.DIRECTORY:
@@ -281,12 +279,13 @@ class Planner:
     def _settle_links(self, plan: Plan, current: TreeEntry, target: TreeEntry) -> None:
         """Compare hard links by which paths share a file, not by the numbers of their groups.
 
-        Steps whose only difference was the number go; a step of one name of a file brings the file's other names with it.
+        Steps whose only difference was the number go; a step of one name of a file brings its other names with it.
         """
         involved = [
             step
             for step in plan.steps
-            if (step.before is not None and step.before.link_group) or (step.after is not None and step.after.link_group)
+            if (step.before is not None and step.before.link_group)
+            or (step.after is not None and step.after.link_group)
         ]
         if not involved:
             return

@@ -332,10 +332,10 @@ class Recorder:
                 if child_fd is not None:
                     self._scan(join(path, child), child, child_fd, frame.inode)
                     self._adopt(frame, child, child_status)
-            row = self._close(frame)
+            now = self._close(frame)
         finally:
             os.close(fd)
-        return old is None or _seen_from_above(row) != _seen_from_above(old)
+        return old is None or _seen_from_above(now) != _seen_from_above(old)
 
     # --- directories --------------------------------------------------------------------------------------------------
 
@@ -417,9 +417,9 @@ class Recorder:
         self._removed |= before - now
         self._arrived |= now - before
         tree_hash = self._store.put_tree([row.entry for row in rows])
-        row = DirectoryRow(tree_hash, rows, frame.started_ns, frame.parent, frame.name, _sum(rows))
-        self._book.put_directory(frame.inode, row)
-        return row
+        recorded = DirectoryRow(tree_hash, rows, frame.started_ns, frame.parent, frame.name, _sum(rows))
+        self._book.put_directory(frame.inode, recorded)
+        return recorded
 
     def _follow_links(self, frame: _Frame, rows: Sequence[StatRow]) -> None:
         now = set()
@@ -553,9 +553,7 @@ class Recorder:
 
     def _submit(self, frame: _Frame) -> None:
         if frame.pending:
-            groups = {
-                name: self._book.group(status.st_ino) for name, status in frame.pending if status.st_nlink > 1
-            }
+            groups = {name: self._book.group(status.st_ino) for name, status in frame.pending if status.st_nlink > 1}
             frame.batches.append(self._pool.submit(self._read, frame.fd, frame.pending, groups))
             frame.pending = []
 

@@ -40,7 +40,9 @@ def _lines(store: Store, old: TreeEntry | None, new: TreeEntry | None, *, unifie
     return compare(before, after, unified=unified)
 
 
-def file_change(store: Store, path: bytes, old: TreeEntry | None, new: TreeEntry | None, *, unified: bool) -> pb.FileChange:
+def file_change(
+    store: Store, path: bytes, old: TreeEntry | None, new: TreeEntry | None, *, unified: bool
+) -> pb.FileChange:
     """How ``path`` came from ``old`` to ``new``; None is nothing."""
     step = Step(path, old, new)
     change = _CHANGES[step.action]
@@ -99,5 +101,3 @@ def restore_report(store: Store, snapshot_id: str, plan: Plan, who: list[BusyBy]
         deletions=sum(file.deletions for file in files),
         files=files,
     )
-
-

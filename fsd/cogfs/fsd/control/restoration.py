@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from cogfs.fsd.control.beneath import Beneath, beneath, split
+from cogfs.fsd.control.beneath import Beneath, ancestors, beneath, split
 from cogfs.fsd.control.errors import CogfsError, busy
 from cogfs.fsd.control.executor import Executor, refuse_what_is_not_ours, remove_temporaries
 from cogfs.fsd.control.faults import as_cogfs_error
@@ -51,10 +51,10 @@ from cogfs.v1.reasons import Reason
 _log = structlog.get_logger(__name__)
 
 Phase = snapshot_pb2.RestoreProgress.Phase
-Progress = Callable[["Phase", int, int], None]
+Progress = Callable[[snapshot_pb2.RestoreProgress.Phase.ValueType, int, int], None]
 
 
-def _silent(phase: Phase, done: int, total: int) -> None:
+def _silent(phase: snapshot_pb2.RestoreProgress.Phase.ValueType, done: int, total: int) -> None:
     pass
 
 
@@ -153,9 +153,7 @@ class Restoration:
         assert target.root is not None
         for path in paths:
             if find(self._store, target.root, path) is None and find(self._store, current, path) is None:
-                raise CogfsError(
-                    Reason.NOT_FOUND, f"neither the snapshot nor the workspace has {os.fsdecode(path)!r}"
-                )
+                raise CogfsError(Reason.NOT_FOUND, f"neither the snapshot nor the workspace has {os.fsdecode(path)!r}")
 
     def _plan(
         self, link: Link, current: TreeEntry, target: SnapshotRow, paths: tuple[bytes, ...]
@@ -360,9 +358,7 @@ class Restoration:
                 workspace.commit(link, workspace.record(link, frozen, groups), fill)
         step("restore.finished")
 
-    def _take_back(
-        self, link: Link, journal: JournalRow, target: SnapshotRow, safety: SnapshotRow, why: str
-    ) -> None:
+    def _take_back(self, link: Link, journal: JournalRow, target: SnapshotRow, safety: SnapshotRow, why: str) -> None:
         """A restore failed on its way: bring the files back to the safety snapshot, or stop everything."""
         try:
             self._go(link, journal, target, safety, back=True, why="")
@@ -399,7 +395,9 @@ class Restoration:
                 except (OSError, StoreError, CogfsError) as second:
                     if link is not None and self._worker_died(link, second):
                         raise
-                    self._give_up(journal, f"{why}; and taking it back failed: {as_cogfs_error(second, 'take it back')}")
+                    self._give_up(
+                        journal, f"{why}; and taking it back failed: {as_cogfs_error(second, 'take it back')}"
+                    )
                     return
             if link is not None:
                 self._workspace.unguard(link)
@@ -441,7 +439,7 @@ class Restoration:
 
     def _observe(self, root_fd: int, base: TreeEntry, paths: set[bytes], rules: Rules) -> TreeEntry:
         """``base`` with what is really there now at ``paths`` and in the attributes of the directories above them."""
-        top = []
+        top: list[bytes] = []
         for path in sorted(paths, key=lambda one: one.split(b"/")):
             if path and not (top and path.startswith(top[-1] + b"/")):
                 top.append(path)
@@ -452,12 +450,7 @@ class Restoration:
                 if missing is not None and find(self._store, base, missing) is None:
                     continue
                 base = patched(self._store, base, where, self._capture(reach, where, rules))
-            above: set[bytes] = set()
-            for path in paths:
-                while path:
-                    path = split(path)[0]
-                    above.add(path)
-            for path in sorted(above, key=len, reverse=True):
+            for path in sorted(ancestors(paths), key=len, reverse=True):
                 entry = find(self._store, base, path)
                 if entry is None or entry.kind is not Kind.DIRECTORY:
                     continue
@@ -485,12 +478,10 @@ class Restoration:
     def _opened_directories(self, actual: TreeEntry, wanted: TreeEntry, allowed: set[bytes]) -> set[bytes]:
         """Directories above the plan's paths that the interrupted restore may have opened, whose mode is to be set."""
         found = set()
-        for path in allowed:
-            while path:
-                path = split(path)[0]
-                now, then = find(self._store, actual, path), find(self._store, wanted, path)
-                if now is not None and then is not None and now.mode != then.mode and now.mode == then.mode | 0o700:
-                    found.add(path)
+        for path in ancestors(allowed):
+            now, then = find(self._store, actual, path), find(self._store, wanted, path)
+            if now is not None and then is not None and now.mode != then.mode and now.mode == then.mode | 0o700:
+                found.add(path)
         return found
 
     @staticmethod

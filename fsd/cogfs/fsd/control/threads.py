@@ -336,9 +336,7 @@ class Threads:
                 thread_before=thread,
             )
             report = Restoration(workspace).restore(request)
-        return Undone(
-            last.target_snapshot_id, report, thread.id if thread is not None else "", conversation, why
-        )
+        return Undone(last.target_snapshot_id, report, thread.id if thread is not None else "", conversation, why)
 
     def _last_restore(self, workspace: Workspace) -> UndoRow:
         undo = workspace.row().undo

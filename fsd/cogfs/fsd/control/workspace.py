@@ -15,7 +15,19 @@ from contextlib import contextmanager
 import msgspec
 import structlog
 
-from cogfs.fsd.channel import Committed, Freeze, Frozen, GetStats, Guard, Handles, ListHandles, Resume, SetReadOnly, Stats, Unguard
+from cogfs.fsd.channel import (
+    Committed,
+    Freeze,
+    Frozen,
+    GetStats,
+    Guard,
+    Handles,
+    ListHandles,
+    Resume,
+    SetReadOnly,
+    Stats,
+    Unguard,
+)
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.recordbook import RecordBook

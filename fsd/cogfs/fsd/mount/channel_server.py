@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 import trio
+
 from cogfs.fsd import channel
 from cogfs.fsd.mount.loop import BurstLoop
 from cogfs.fsd.mount.operations import Operations
@@ -185,6 +186,8 @@ class ChannelServer:
                 # No mutating call is under way while this runs, see Gate: there is nothing to wait for.
                 gate.freeze()
                 try:
+                    # What the control process could not make durable is handed over once more.
+                    dirty.take_back()
                     return channel.Frozen(*dirty.hand_over())
                 except BaseException:
                     gate.resume()
@@ -193,10 +196,10 @@ class ChannelServer:
                 dirty.committed(generation)
             case channel.Resume():
                 gate.resume()
-            case channel.Guard(restore_id, owners, inodes):
+            case channel.Guard(restore_id, owners, inodes, pinned):
                 if not restore_id:
                     raise ValueError("a guard needs the id of its restore")
-                gate.set_guard(restore_id, owners, inodes)
+                gate.set_guard(restore_id, owners, inodes, pinned)
             case channel.Unguard():
                 gate.unguard()
             case channel.SetReadOnly(reason):

@@ -20,9 +20,11 @@ from cogfs.fsd.mount.nodes import ROOT_ID, Node, NodeTable
 class Change:
     """What changed in one node."""
 
-    __slots__ = ("attributes", "content", "names", "subtree")
+    __slots__ = ("attributes", "content", "made", "names", "subtree")
 
     def __init__(self) -> None:
+        #: Of a directory: it is new, and nothing that is known of its inode number holds for it.
+        self.made = False
         self.attributes = False
         #: Of a file.
         self.content = False
@@ -35,6 +37,7 @@ class Change:
         """Add what ``other`` says."""
         self.attributes |= other.attributes
         self.content |= other.content
+        self.made |= other.made
         self.names |= other.names
         self.subtree |= other.subtree
 
@@ -89,6 +92,8 @@ class DirtyTable:
             self.content(node)
         else:
             self.attributes(node)
+            if node.change is not None:
+                node.change.made = True
 
     def arrived(self, node: Node) -> None:
         """``node`` came from a place that is not watched to one that is."""
@@ -161,7 +166,7 @@ class DirtyTable:
             if node.children is not None:
                 if node.deleted or (node.parent is None and node.id != ROOT_ID):
                     continue
-                names = None if change.subtree else sorted(change.names)
+                names = None if change.subtree or change.made else sorted(change.names)
                 directories.append(
                     DirtyDirectory(node.ino, _path(node, paths), names, change.attributes, change.subtree)
                 )

@@ -12,6 +12,11 @@ from collections.abc import Callable, Collection
 import trio
 
 
+def place_of(inode: int) -> int:
+    """A number for the place of an inode, its name in its directory, as against the inode itself."""
+    return ~inode
+
+
 class Gate:
     """Decides whether a mutating call goes on, waits, or fails."""
 
@@ -44,11 +49,13 @@ class Gate:
         self._frozen = False
         self._update()
 
-    def set_guard(self, restore_id: str, owners: Collection[int], inodes: Collection[int]) -> None:
-        """Guard ``inodes``, in the place of a freeze or of another guard."""
+    def set_guard(
+        self, restore_id: str, owners: Collection[int], inodes: Collection[int], pinned: Collection[int]
+    ) -> None:
+        """Guard ``inodes``, and the places of ``pinned``, in the place of a freeze or of another guard."""
         self.guard = restore_id
         self._owners = frozenset(owners)
-        self._guarded = frozenset(inodes)
+        self._guarded = frozenset((*inodes, *map(place_of, pinned)))
         self._frozen = False
         self._update()
 

@@ -3,7 +3,7 @@
 No exception but ``FUSEError`` leaves a handler: anything else would end the mount.
 """
 
-# ruff: noqa: PLR0917 (the signatures are pyfuse3's)
+
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
 import trio
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields
+
 from cogfs.fsd.mount.counters import Counters
-from cogfs.fsd.mount.gate import Gate
+from cogfs.fsd.mount.gate import Gate, place_of
 from cogfs.fsd.mount.handles import Handle
 from cogfs.fsd.mount.invalidate import Invalidator
 from cogfs.fsd.mount.loop import BurstLoop
 from cogfs.fsd.mount.nodes import Node
 from cogfs.fsd.mount.tree import NOW, Tree
-from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields
 
 log = logging.getLogger(__name__)
 
@@ -155,10 +156,10 @@ class Operations(pyfuse3.Operations):
         self.control_pid = 0
 
     def inodes_of(self, parent: int, name: bytes) -> list[int]:
-        """Backing inodes of a directory and of what is known to have that name in it."""
+        """Backing inodes of a directory and of what is known to have that name in it, and the latter's place."""
         directory = self.tree.nodes.get(parent)
         child = (directory.children or {}).get(name)
-        return [directory.ino] if child is None else [directory.ino, child.ino]
+        return [directory.ino] if child is None else [directory.ino, child.ino, place_of(child.ino)]
 
     # Names
 

@@ -17,6 +17,7 @@ import traceback
 
 import pyfuse3
 import trio
+
 from cogfs.fsd.mount import syscalls
 from cogfs.fsd.mount.channel_server import ChannelServer, Workspace, listen
 from cogfs.fsd.mount.counters import Counters

@@ -30,9 +30,7 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
         self._engine = engine
         self._threads = engine.threads
 
-    def CreateThread(
-        self, request: thread_pb2.CreateThreadRequest, context: grpc.ServicerContext
-    ) -> thread_pb2.Thread:
+    def CreateThread(self, request: thread_pb2.CreateThreadRequest, context: grpc.ServicerContext) -> thread_pb2.Thread:
         return thread_message(self._threads.create(request.thread_id, request.workspace_id))
 
     def GetThread(self, request: thread_pb2.GetThreadRequest, context: grpc.ServicerContext) -> thread_pb2.Thread:
@@ -159,6 +157,4 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
 
 
 def _conversation(done: Conversation) -> thread_pb2.ConversationReport:
-    return thread_pb2.ConversationReport(
-        rewound=done.rewound, cut=done.cut, previous_leaf_id=done.previous_leaf_id
-    )
+    return thread_pb2.ConversationReport(rewound=done.rewound, cut=done.cut, previous_leaf_id=done.previous_leaf_id)
