@@ -58,7 +58,7 @@ class _Served:
 
     link: WorkerLink
     process: WorkerProcess
-    #: It was brought back by itself, and nobody has asked for that yet.
+    #: It was mounted again by itself, after a death or at start, and nobody has asked for that yet.
     revived: bool = False
 
 
@@ -137,7 +137,7 @@ class Supervisor:
                     self._set_dead(row.id, missing if row.mount_wanted else "")
                     self._clear(row.id)
                     if row.mount_wanted:
-                        self._bring_up(row.id)
+                        self._bring_up(row.id, revived=True)
                     else:
                         self._engine.recover(row.id)
         except Exception as error:
@@ -153,7 +153,7 @@ class Supervisor:
         """Why there is no worker to adopt; empty when there is one (or one that only a person can deal with)."""
         path = self._places.worker_socket(row.id)
         try:
-            link = WorkerLink.connect(path)
+            link = WorkerLink.connect(path, row.mountpoint)
         except OtherVersion as error:
             _log.error("worker of another version", workspace=row.id, reason=str(error))
             self._set_dead(row.id, str(error))
@@ -194,7 +194,7 @@ class Supervisor:
             with self._mutex:
                 served = self._served.get(workspace_id)
             if served is not None and _answers(served.link):
-                # Who found the workspace dead and asks for it back must not be refused for being second.
+                # Who found the workspace dead or gone and asks for it back must not be refused for being second.
                 revived, served.revived = served.revived, False
                 if revived and served.link.mountpoint == mountpoint:
                     return
@@ -214,11 +214,12 @@ class Supervisor:
             with self._mutex:
                 self._deaths.pop(workspace_id, None)
 
-    def _bring_up(self, workspace_id: str) -> None:
+    def _bring_up(self, workspace_id: str, *, revived: bool = False) -> None:
         """A new worker for a workspace that has none and no mount."""
         with self._store.read() as reader:
             row = reader.workspace(workspace_id)
         mountpoint = row.mountpoint or row.root
+        roots.check_no_cogfs(row.root, mounts.table())
         roots.check_directory(row.root)
         roots.check_fuse()
         self._engine.recover(workspace_id)
@@ -231,8 +232,8 @@ class Supervisor:
                 _remove_mountpoint(mountpoint)
             raise
         try:
-            link = WorkerLink.connect(self._places.worker_socket(workspace_id))
-            self._put(workspace_id, link, process)
+            link = WorkerLink.connect(self._places.worker_socket(workspace_id), mountpoint)
+            self._put(workspace_id, link, process, revived=revived)
         except BaseException:
             self._clear(workspace_id)
             process.kill()
@@ -268,12 +269,7 @@ class Supervisor:
     def _clear(self, workspace_id: str) -> None:
         """Take away mounts and a socket of the workspace that nobody serves or can reach. Users keep what they have."""
         for entry in reversed(mounts.of_workspace(workspace_id)):
-            _log.warning(
-                "taking a mount without a worker away",
-                workspace=workspace_id,
-                mountpoint=show(entry.mountpoint),
-                dead=mounts.is_dead(entry.mountpoint),
-            )
+            _log.warning("mount without a worker", workspace=workspace_id, mountpoint=show(entry.mountpoint))
             try:
                 _unmount_entry(entry, lazy=True)
             except OSError as error:
@@ -306,7 +302,7 @@ class Supervisor:
         if process.wait(2.0):
             return False
         try:
-            link = WorkerLink.connect(self._places.worker_socket(workspace_id))
+            link = WorkerLink.connect(self._places.worker_socket(workspace_id), served.link.mountpoint)
         except CogfsError as error:
             _log.error("worker lives and cannot be reached", workspace=workspace_id, reason=str(error))
             process.kill()
@@ -342,9 +338,7 @@ class Supervisor:
                     with self._store.read() as reader:
                         if not reader.workspace(workspace_id).mount_wanted:
                             return
-                    self._bring_up(workspace_id)
-                    with self._mutex:
-                        self._served[workspace_id].revived = True
+                    self._bring_up(workspace_id, revived=True)
                     return
                 except Exception as error:
                     reason = str(as_cogfs_error(error, f"mount {workspace_id} again"))
@@ -398,18 +392,19 @@ class Supervisor:
         deadline = time.monotonic() + patience
         while True:
             try:
-                _unmount_entry(entry, lazy=link is None)
+                _unmount_entry(entry, lazy=False)
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     raise from_os_error(error, f"unmount {show(entry.mountpoint)}") from error
             else:
                 mounts.wait_until_gone(entry.mount_id, _END_PATIENCE)
-                return link is not None
+                return True
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
         found = users.who(entry, link)
-        if not lazily:
+        # A dead mount is of no use to its users.
+        if not lazily and not (link is None and mounts.is_dead(entry.mountpoint)):
             raise _busy(row, entry, found)
         _log.warning("unmounting under its users", workspace=row.id, users=users.names(found), busy_by=found)
         try:

@@ -25,6 +25,7 @@ EXCLUDED_NAMES = (".git", "node_modules", ".cogfs")
 
 #: Seconds until a new worker has mounted.
 _START_PATIENCE = 30.0
+_LOG_MAX = 4 << 20
 #: Of its log, the last bytes are looked at for why it ended.
 _LOG_TAIL = 4096
 
@@ -82,6 +83,7 @@ def start(places: Places, workspace_id: str, root: bytes, mountpoint: bytes) -> 
     log = places.worker_log(workspace_id)
     try:
         socket_path.unlink(missing_ok=True)
+        _bound(log)
         log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         written = os.fstat(log_fd).st_size
         directory = os.open(places.workers, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -166,6 +168,15 @@ def _await_ready(ready: int, process: WorkerProcess, mountpoint: bytes, log: Pat
 
 def _unavailable(mountpoint: bytes, why: str, log: Path) -> CogfsError:
     return CogfsError(Reason.UNAVAILABLE, f"cannot mount {show(mountpoint)}: {why}", log=str(log))
+
+
+def _bound(log: Path) -> None:
+    """Put a log that has grown large aside, in the place of the one before it."""
+    try:
+        if log.stat().st_size > _LOG_MAX:
+            log.replace(log.with_suffix(".log.old"))
+    except FileNotFoundError:
+        pass
 
 
 def _last_line(log: Path, written: int) -> str:
