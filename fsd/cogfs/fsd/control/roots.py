@@ -48,7 +48,9 @@ def invalid(message: str) -> CogfsError:
 
 
 def show(path: bytes) -> str:
-    return os.fsdecode(path).encode("utf-8", "backslashreplace").decode()
+    """``path`` for a sentence: on one line, and any bytes can be told."""
+    text = path.decode("utf-8", "backslashreplace")
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def absolute(path: bytes, what: str) -> bytes:
@@ -76,7 +78,7 @@ def find(path: bytes, rows: Iterable[WorkspaceRow]) -> WorkspaceRow | None:
 
 def canonical(path: bytes, table: Sequence[MountEntry]) -> bytes:
     """An existing directory's path without symlinks. Looks at nothing inside a mount of cogfs."""
-    _refuse_inside_cogfs(path, table)
+    check_no_cogfs(path, table)
     try:
         real = os.path.realpath(path, strict=True)
     except FileNotFoundError:
@@ -87,7 +89,7 @@ def canonical(path: bytes, table: Sequence[MountEntry]) -> bytes:
         if error.errno == errno.ELOOP:
             raise invalid(f"{show(path)} is a loop of symbolic links") from error
         raise from_os_error(error, f"look up {show(path)}") from error
-    _refuse_inside_cogfs(real, table)
+    check_no_cogfs(real, table)
     return real
 
 
@@ -119,6 +121,16 @@ def check_new_root(
     for entry in table:
         if entry.fstype == mounts.FSTYPE and is_within(entry.mountpoint, root):
             raise invalid(f"{show(root)} holds a mount of cogfs at {show(entry.mountpoint)}: unmount that one first")
+
+
+def check_no_cogfs(path: bytes, table: Sequence[MountEntry]) -> None:
+    """``path`` is not in a mount of cogfs, as far as its name tells."""
+    for entry in table:
+        if entry.fstype == mounts.FSTYPE and is_within(path, entry.mountpoint):
+            raise invalid(
+                f"{show(path)} is in a mount of cogfs, at {show(entry.mountpoint)}: unmount that one, "
+                "or choose a directory outside of it"
+            )
 
 
 def check_directory(root: bytes) -> None:
@@ -153,7 +165,7 @@ def check_mountpoint(
     at: bytes, root: bytes, rows: Sequence[WorkspaceRow], places: Places, table: Sequence[MountEntry]
 ) -> bytes:
     """The canonical path of a mountpoint apart from the root: an empty directory, or a name free in one that exists."""
-    _refuse_inside_cogfs(at, table)
+    check_no_cogfs(at, table)
     parent, name = os.path.split(at)
     missing = False
     try:
@@ -216,14 +228,6 @@ def check_fuse() -> None:
 
 def _own(places: Places) -> set[bytes]:
     return {os.path.realpath(os.fsencode(path)) for path in (places.state, places.runtime, places.store)}
-
-
-def _refuse_inside_cogfs(path: bytes, table: Sequence[MountEntry]) -> None:
-    for entry in table:
-        if entry.fstype == mounts.FSTYPE and is_within(path, entry.mountpoint):
-            raise invalid(
-                f"{show(path)} is in a mount of cogfs, at {show(entry.mountpoint)}: choose a directory outside"
-            )
 
 
 def _refuse_too_much(root: bytes) -> None:

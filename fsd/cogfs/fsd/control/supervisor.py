@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
+from cogfs.fsd.channel import GetStats
 from cogfs.fsd.control import mounts, roots, users, worker
 from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error
 from cogfs.fsd.control.faults import as_cogfs_error
@@ -45,6 +46,8 @@ _BACKOFF_FACTOR = 4
 _BUSY_PATIENCE = 1.0
 #: Seconds that a worker without its mount has to end.
 _END_PATIENCE = 10.0
+#: Seconds that a worker has to show that it lives.
+_ANSWER_PATIENCE = 5.0
 #: Seconds that stopping waits for the lock of a workspace.
 _STOP_PATIENCE = 20.0
 
@@ -55,7 +58,7 @@ class _Served:
 
     link: WorkerLink
     process: WorkerProcess
-    #: It was brought back by itself, and nobody has asked for that yet.
+    #: It was mounted again by itself, after a death or at start, and nobody has asked for that yet.
     revived: bool = False
 
 
@@ -125,34 +128,32 @@ class Supervisor:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _take_up(self, row: WorkspaceRow, locked: threading.Event) -> None:
-        lost = ""
-        with self._engine.lock(row.id):
-            locked.set()
-            try:
-                lost = self._adopt(row)
-                if lost:
-                    self._set_dead(row.id, lost)
+        """``locked`` is set as soon as nobody else can come first."""
+        try:
+            with self._engine.lock(row.id):
+                locked.set()
+                missing = self._adopt(row)
+                if missing:
+                    self._set_dead(row.id, missing if row.mount_wanted else "")
                     self._clear(row.id)
-                    if not row.mount_wanted:
-                        self._engine.recover(row.id)
-                        self._set_dead(row.id, "")
-                        lost = ""
+                    if row.mount_wanted:
+                        self._bring_up(row.id, revived=True)
                     else:
-                        self._bring_up(row.id)
-                        lost = ""
-            except Exception as error:
-                lost = str(as_cogfs_error(error, f"take up {row.id}"))
-                _log.error("workspace not taken up", workspace=row.id, reason=lost)
-                self._set_dead(row.id, lost if row.mount_wanted else "")
-            finally:
-                with self._mutex:
-                    self._starting.discard(row.id)
+                        self._engine.recover(row.id)
+        except Exception as error:
+            reason = str(as_cogfs_error(error, f"take up {row.id}"))
+            _log.error("workspace not taken up", workspace=row.id, reason=reason)
+            self._set_dead(row.id, reason if row.mount_wanted else "")
+        finally:
+            locked.set()
+            with self._mutex:
+                self._starting.discard(row.id)
 
     def _adopt(self, row: WorkspaceRow) -> str:
         """Why there is no worker to adopt; empty when there is one (or one that only a person can deal with)."""
         path = self._places.worker_socket(row.id)
         try:
-            link = WorkerLink.connect(path)
+            link = WorkerLink.connect(path, row.mountpoint)
         except OtherVersion as error:
             _log.error("worker of another version", workspace=row.id, reason=str(error))
             self._set_dead(row.id, str(error))
@@ -192,12 +193,11 @@ class Supervisor:
             self._refuse_when_stopping()
             with self._mutex:
                 served = self._served.get(workspace_id)
-                if served is not None and served.link.alive:
-                    # Who found the workspace dead and asks for it back must not be refused for being second.
-                    revived, served.revived = served.revived, False
-                    if revived and served.link.mountpoint == mountpoint:
-                        return
-            if served is not None and served.link.alive:
+            if served is not None and _answers(served.link):
+                # Who found the workspace dead or gone and asks for it back must not be refused for being second.
+                revived, served.revived = served.revived, False
+                if revived and served.link.mountpoint == mountpoint:
+                    return
                 raise CogfsError(
                     Reason.ALREADY_EXISTS,
                     f"{show(served.link.welcome.root)} is mounted already, at {show(served.link.mountpoint)}",
@@ -214,11 +214,12 @@ class Supervisor:
             with self._mutex:
                 self._deaths.pop(workspace_id, None)
 
-    def _bring_up(self, workspace_id: str) -> None:
+    def _bring_up(self, workspace_id: str, *, revived: bool = False) -> None:
         """A new worker for a workspace that has none and no mount."""
         with self._store.read() as reader:
             row = reader.workspace(workspace_id)
         mountpoint = row.mountpoint or row.root
+        roots.check_no_cogfs(row.root, mounts.table())
         roots.check_directory(row.root)
         roots.check_fuse()
         self._engine.recover(workspace_id)
@@ -231,8 +232,8 @@ class Supervisor:
                 _remove_mountpoint(mountpoint)
             raise
         try:
-            link = WorkerLink.connect(self._places.worker_socket(workspace_id))
-            self._put(workspace_id, link, process)
+            link = WorkerLink.connect(self._places.worker_socket(workspace_id), mountpoint)
+            self._put(workspace_id, link, process, revived=revived)
         except BaseException:
             self._clear(workspace_id)
             process.kill()
@@ -268,12 +269,7 @@ class Supervisor:
     def _clear(self, workspace_id: str) -> None:
         """Take away mounts and a socket of the workspace that nobody serves or can reach. Users keep what they have."""
         for entry in reversed(mounts.of_workspace(workspace_id)):
-            _log.warning(
-                "taking a mount without a worker away",
-                workspace=workspace_id,
-                mountpoint=show(entry.mountpoint),
-                dead=mounts.is_dead(entry.mountpoint),
-            )
+            _log.warning("mount without a worker", workspace=workspace_id, mountpoint=show(entry.mountpoint))
             try:
                 _unmount_entry(entry, lazy=True)
             except OSError as error:
@@ -306,7 +302,7 @@ class Supervisor:
         if process.wait(2.0):
             return False
         try:
-            link = WorkerLink.connect(self._places.worker_socket(workspace_id))
+            link = WorkerLink.connect(self._places.worker_socket(workspace_id), served.link.mountpoint)
         except CogfsError as error:
             _log.error("worker lives and cannot be reached", workspace=workspace_id, reason=str(error))
             process.kill()
@@ -342,9 +338,7 @@ class Supervisor:
                     with self._store.read() as reader:
                         if not reader.workspace(workspace_id).mount_wanted:
                             return
-                    self._bring_up(workspace_id)
-                    with self._mutex:
-                        self._served[workspace_id].revived = True
+                    self._bring_up(workspace_id, revived=True)
                     return
                 except Exception as error:
                     reason = str(as_cogfs_error(error, f"mount {workspace_id} again"))
@@ -398,18 +392,19 @@ class Supervisor:
         deadline = time.monotonic() + patience
         while True:
             try:
-                _unmount_entry(entry, lazy=link is None)
+                _unmount_entry(entry, lazy=False)
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     raise from_os_error(error, f"unmount {show(entry.mountpoint)}") from error
             else:
                 mounts.wait_until_gone(entry.mount_id, _END_PATIENCE)
-                return link is not None
+                return True
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
         found = users.who(entry, link)
-        if not lazily:
+        # A dead mount is of no use to its users.
+        if not lazily and not (link is None and mounts.is_dead(entry.mountpoint)):
             raise _busy(row, entry, found)
         _log.warning("unmounting under its users", workspace=row.id, users=users.names(found), busy_by=found)
         try:
@@ -434,20 +429,21 @@ class Supervisor:
             thread.join()
 
     def _stop_one(self, row: WorkspaceRow, leave_mounts: bool) -> None:
-        lock = self._engine.lock(row.id)
-        if not lock.acquire(timeout=_STOP_PATIENCE):
-            _log.error("workspace left as it is: something still works in it", workspace=row.id)
-            return
         try:
-            if leave_mounts:
-                self._drop(row.id)
-            elif mounts.of_workspace(row.id):
-                self._take_away(row, lazily=True, patience=_BUSY_PATIENCE)
+            lock = self._engine.lock(row.id)
+            if not lock.acquire(timeout=_STOP_PATIENCE):
+                _log.error("workspace left as it is: something still works in it", workspace=row.id)
+                return
+            try:
+                if leave_mounts:
+                    self._drop(row.id)
+                elif mounts.of_workspace(row.id):
+                    self._take_away(row, lazily=True, patience=_BUSY_PATIENCE)
+            finally:
+                lock.release()
         except Exception as error:
             fault = as_cogfs_error(error, f"stop {row.id}")
             _log.error("workspace not let go of", workspace=row.id, reason=str(fault))
-        finally:
-            lock.release()
 
     # Small things.
 
@@ -474,6 +470,18 @@ class Supervisor:
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         return thread
+
+
+def _answers(link: WorkerLink) -> bool:
+    """The worker lives. One that is just being killed still looks alive, and does not answer; one that is slow is not
+    taken for dead."""
+    try:
+        link.call(GetStats(), _ANSWER_PATIENCE)
+    except WorkerGone:
+        return False
+    except CogfsError as error:
+        _log.warning("worker does not answer well", workspace=link.welcome.workspace_id, reason=str(error))
+    return True
 
 
 def _unmount_entry(entry: MountEntry, *, lazy: bool) -> None:

@@ -5,6 +5,7 @@ Must not know what the worker serves beyond its command line.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -24,6 +25,7 @@ EXCLUDED_NAMES = (".git", "node_modules", ".cogfs")
 
 #: Seconds until a new worker has mounted.
 _START_PATIENCE = 30.0
+_LOG_MAX = 4 << 20
 #: Of its log, the last bytes are looked at for why it ended.
 _LOG_TAIL = 4096
 
@@ -81,6 +83,7 @@ def start(places: Places, workspace_id: str, root: bytes, mountpoint: bytes) -> 
     log = places.worker_log(workspace_id)
     try:
         socket_path.unlink(missing_ok=True)
+        _bound(log)
         log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         written = os.fstat(log_fd).st_size
         directory = os.open(places.workers, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -152,9 +155,11 @@ def _await_ready(ready: int, process: WorkerProcess, mountpoint: bytes, log: Pat
         answer = json.loads(line) if line else None
     except ValueError:
         answer = None
-    if isinstance(answer, dict) and not answer.get("error"):
+    if isinstance(answer, dict) and answer.get("ok") is True:
         return
-    why = str(answer["error"]) if isinstance(answer, dict) else ""
+    why = str(answer.get("message", "")) if isinstance(answer, dict) else ""
+    if isinstance(answer, dict) and answer.get("errno") == errno.EPERM:
+        why += "; a container needs the device /dev/fuse and the capability SYS_ADMIN"
     if not why:
         process.wait(5)
         why = _last_line(log, written) or process.how_it_ended()
@@ -163,6 +168,15 @@ def _await_ready(ready: int, process: WorkerProcess, mountpoint: bytes, log: Pat
 
 def _unavailable(mountpoint: bytes, why: str, log: Path) -> CogfsError:
     return CogfsError(Reason.UNAVAILABLE, f"cannot mount {show(mountpoint)}: {why}", log=str(log))
+
+
+def _bound(log: Path) -> None:
+    """Put a log that has grown large aside, in the place of the one before it."""
+    try:
+        if log.stat().st_size > _LOG_MAX:
+            log.replace(log.with_suffix(".log.old"))
+    except FileNotFoundError:
+        pass
 
 
 def _last_line(log: Path, written: int) -> str:
