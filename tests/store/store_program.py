@@ -151,7 +151,7 @@ def full(place: Path) -> None:
             with store.write() as rows:
                 rows.put_thread(thread_row(3))
                 for inode in range(2000):
-                    rows.put_link("w", inode, inode, (b"x" * 500,))
+                    rows.put_link("w", inode, inode, tuple(range(2**40, 2**40 + 60)))
         except NoSpace:
             pass
         else:

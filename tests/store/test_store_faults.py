@@ -30,6 +30,9 @@ LABELS = steps.STORE_STEPS
 #: Steps that are passed only when something was left behind.
 CLEANING = ("pack.truncate", "pack.discard")
 
+#: A row's worth of inode numbers: about 1,000 bytes.
+WIDE = tuple(range(2**40, 2**40 + 111))
+
 
 def run(*arguments: str, crash_at: str = "") -> tuple[int, list[str]]:
     environment = dict(os.environ, COGFS_CRASH_AT=crash_at)
@@ -248,7 +251,7 @@ def test_the_map_grows_while_others_read(place: Path) -> None:
                 for count in range(40):
                     first = reader.link(f"w{count}", 0)
                     assert (first is None) == (reader.link(f"w{count}", 199) is None)
-                    assert first in {None, (count, (b"x" * 1000,))}
+                    assert first in {None, (count, WIDE)}
                     assert store.read_blob(store.put_blob(b"%d" % (reads % 7))) == b"%d" % (reads % 7)
             reads += 1
         return reads
@@ -258,8 +261,8 @@ def test_the_map_grows_while_others_read(place: Path) -> None:
         for count in range(40):
             with store.write() as rows:
                 for inode in range(200):
-                    rows.put_link(f"w{count}", inode, count, (b"x" * 1000,))
-                assert rows.link(f"w{count}", 7) == (count, (b"x" * 1000,))
+                    rows.put_link(f"w{count}", inode, count, WIDE)
+                assert rows.link(f"w{count}", 7) == (count, WIDE)
             for index in range(50):
                 store.put_blob(f"{count} {index}".encode())
         ended.set()
@@ -270,7 +273,7 @@ def test_the_map_grows_while_others_read(place: Path) -> None:
             for count in range(40):
                 assert all(reader.link(f"w{count}", inode) is not None for inode in range(200))
     with Store.open(place, map_size=64 * 1024) as store, store.read() as reader:
-        assert reader.link("w39", 199) == (39, (b"x" * 1000,))
+        assert reader.link("w39", 199) == (39, WIDE)
 
 
 def test_one_large_change_grows_the_map_in_the_middle(place: Path) -> None:
@@ -278,12 +281,12 @@ def test_one_large_change_grows_the_map_in_the_middle(place: Path) -> None:
         with store.write() as rows:
             rows.put_thread(ThreadRow("t", "", "", 0, 0, 0))
             for inode in range(3000):
-                rows.put_link("w", inode, inode, (bytes([inode % 251]) * 10_000,))
+                rows.put_link("w", inode, inode, (inode % 251, *WIDE * 10))
                 if inode % 500 == 499:
                     assert rows.thread("t")
                     rows.delete_link("w", inode - 1)
         with store.read() as reader:
             assert reader.thread("t")
             for inode in range(3000):
-                wanted = None if inode % 500 == 498 else (inode, (bytes([inode % 251]) * 10_000,))
+                wanted = None if inode % 500 == 498 else (inode, (inode % 251, *WIDE * 10))
                 assert reader.link("w", inode) == wanted

@@ -9,13 +9,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from cogfs.store import steps
 from cogfs.store.errors import Exists, NotFound, StoreError
 from cogfs.store.schema import EntryKind, EntryRow, SnapshotOrigin, SnapshotRow, SnapshotState, SnapshotStats
 from cogfs.store.store import Store
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 few = st.sampled_from(["a", "ab", "b", "ü"])
 FAILING = ("pack.create", "pack.append", "pack.appended", "pack.sync", "pack.directory", "index.write", "index.commit")
