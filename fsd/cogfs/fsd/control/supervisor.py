@@ -198,6 +198,11 @@ class Supervisor:
                 revived, served.revived = served.revived, False
                 if revived and served.link.mountpoint == mountpoint:
                     return
+                state = self._engine.state(workspace_id)
+                if state.recovering or state.read_only:
+                    # What kept a restore from being finished may be over: a full disk, say.
+                    self._engine.attach(workspace_id, served.link)
+                    return
                 raise CogfsError(
                     Reason.ALREADY_EXISTS,
                     f"{show(served.link.welcome.root)} is mounted already, at {show(served.link.mountpoint)}",
