@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -217,6 +218,29 @@ def test_question_is_asked_on_a_terminal(daemon: Ctl, mounted: Path, snapshot: s
     done = answered(b"y\n")
     assert done.returncode == 0, done.stderr
     assert not (mounted / "new").exists()
+
+
+def test_interrupt_at_the_question_changes_nothing(daemon: Ctl, mounted: Path, snapshot: str) -> None:
+    before = _files(mounted)
+    leader, follower = pty.openpty()
+    try:
+        asking = subprocess.Popen(
+            daemon.command("restore", snapshot),
+            env=daemon.environment,
+            stdin=follower,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        with asking:
+            assert asking.stderr is not None
+            assert asking.stderr.read(len("Change these files? [y/N]")) == b"Change these files? [y/N]"
+            asking.send_signal(signal.SIGINT)
+            assert asking.wait(TIMEOUT) == 130
+            assert b"Traceback" not in asking.stderr.read()
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert _files(mounted) == before
 
 
 def test_what_is_open_for_writing_is_in_the_way(daemon: Ctl, mounted: Path, snapshot: str) -> None:
