@@ -44,6 +44,8 @@ _BACKOFF = 0.2
 _BACKOFF_FACTOR = 4
 #: Seconds in which a user of a mount that is passing by (an indexer, a shell prompt) may go.
 _BUSY_PATIENCE = 1.0
+#: Seconds in which a worker that runs must be reached.
+_REACH_PATIENCE = 15.0
 #: Seconds that a worker without its mount has to end.
 _END_PATIENCE = 10.0
 #: Seconds that a worker has to show that it lives.
@@ -151,9 +153,8 @@ class Supervisor:
 
     def _adopt(self, row: WorkspaceRow) -> str:
         """Why there is no worker to adopt; empty when there is one (or one that only a person can deal with)."""
-        path = self._places.worker_socket(row.id)
         try:
-            link = WorkerLink.connect(path, row.mountpoint)
+            link = self._reach(row)
         except OtherVersion as error:
             _log.error("worker of another version", workspace=row.id, reason=str(error))
             self._set_dead(row.id, str(error))
@@ -174,6 +175,24 @@ class Supervisor:
         self._put(row.id, link, process)
         _log.info("worker adopted", workspace=row.id, worker_pid=process.pid)
         return ""
+
+    def _reach(self, row: WorkspaceRow) -> WorkerLink:
+        """Connect to the worker. One that the daemon before had just started gets the time to come up, and one that
+        still cannot be reached is ended, or it would mount over its successor. WorkerGone, OtherVersion."""
+        deadline = time.monotonic() + _REACH_PATIENCE
+        while True:
+            try:
+                return WorkerLink.connect(self._places.worker_socket(row.id), row.mountpoint)
+            except WorkerGone:
+                pids = worker.running(self._places, row.id)
+                if not pids:
+                    raise
+                if time.monotonic() > deadline:
+                    for pid in pids:
+                        _log.error("worker runs and cannot be reached", workspace=row.id, worker_pid=pid)
+                        worker.end(pid)
+                    raise
+            time.sleep(0.1)
 
     @staticmethod
     def _is_mounted(link: WorkerLink) -> bool:
@@ -274,7 +293,7 @@ class Supervisor:
                 _unmount_entry(entry, lazy=True)
             except OSError as error:
                 raise from_os_error(error, f"take the dead mount at {show(entry.mountpoint)} away") from error
-        self._places.worker_socket(workspace_id).unlink(missing_ok=True)
+        worker.forget(self._places, workspace_id)
 
     # Death.
 
@@ -382,7 +401,7 @@ class Supervisor:
             served.process.kill()
             served.process.wait(_END_PATIENCE)
         self._drop(row.id)
-        self._places.worker_socket(row.id).unlink(missing_ok=True)
+        worker.forget(self._places, row.id)
         _log.info("unmounted", workspace=row.id, clean=clean)
 
     def _take_entry_away(
