@@ -207,7 +207,7 @@ NOBODY = "exec setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-al
 
 
 def test_no_dev_fuse(idle: Daemon, project: Path) -> None:
-    idle.start(prefix=("unshare", "-m", "sh", "-c", HIDE + 'exec "$@"', "sh"))
+    idle.start(prefix=("unshare", "-m", "--propagation", "slave", "sh", "-c", HIDE + 'exec "$@"', "sh"))
     with refused(Reason.UNAVAILABLE) as found:
         idle.mount(project)
     assert "there is no /dev/fuse" in found[0].message
@@ -222,7 +222,7 @@ def nobodys(idle: Daemon, project: Path) -> Daemon:
 
 
 def as_nobody(script: str = "") -> tuple[str, ...]:
-    return ("unshare", "-m", "sh", "-c", script + NOBODY + '"$@"', "sh")
+    return ("unshare", "-m", "--propagation", "slave", "sh", "-c", script + NOBODY + '"$@"', "sh")
 
 
 def test_no_permission_for_dev_fuse(nobodys: Daemon, project: Path) -> None:
