@@ -145,6 +145,11 @@ def test_mount_elsewhere(daemon: Daemon, project: Path) -> None:
         daemon.mount(project)
     daemon.unmount(at)
     nothing_left(daemon)
+    # The mountpoint of the past is nobody's.
+    with refused(Reason.NOT_FOUND):
+        daemon.get(at)
+    other = daemon.mount(at)
+    assert other.id != workspace.id
     assert daemon.mount(project).mountpoint == os.fsencode(project)
 
 

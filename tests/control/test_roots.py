@@ -59,6 +59,7 @@ def test_too_much_needs_force(daemon: Daemon) -> None:
     homes = [user.pw_dir for user in pwd.getpwall() if user.pw_name != "root" and os.path.isdir(user.pw_dir)]
     assert homes
     refused_root(daemon, os.fsencode(homes[0]), "home directory")
+    refused_root(daemon, b"/usr", "holds the home directory")
     link = daemon.base / "home"
     link.symlink_to(os.environ.get("HOME", "/root"))
     refused_root(daemon, link, "home directory")

@@ -1,4 +1,4 @@
-"""A daemon of a user without any privilege: mounts through fusermount3, in a mount namespace with a /dev/fuse for all."""
+"""A daemon of a user without any privilege: mounts by fusermount3, in a mount namespace with a /dev/fuse for all."""
 
 from __future__ import annotations
 

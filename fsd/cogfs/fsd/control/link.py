@@ -262,7 +262,7 @@ def _connect(connection: socket.socket, path: Path) -> None:
 
 
 def _receive_welcome(connection: socket.socket, descriptors: list[int], poker: _Poker, timeout: float) -> Welcome:
-    """The worker's greeting; descriptors that came with it are added to ``descriptors``. OSError, also when late."""
+    """The worker's greeting; the descriptors that came with it go into ``descriptors``. OSError, also when late."""
     deadline = time.monotonic() + timeout
     splitter = Splitter()
     while True:

@@ -320,7 +320,7 @@ class Planner:
                 before, after = our_entries.get(path), their_entries[path]
                 if path in have or before is None or ours_of(path, before) == frozenset(members):
                     continue
-                if self._in_filter(path):
+                if self.in_filter(path):
                     steps.append(Step(path, before, after))
                     have.add(path)
         steps.sort(key=lambda step: step.path.split(b"/"))
@@ -336,7 +336,8 @@ class Planner:
                 entries[path] = entry
         return groups, entries
 
-    def _in_filter(self, path: bytes) -> bool:
+    def in_filter(self, path: bytes) -> bool:
+        """Whether the filter takes a path."""
         return not self._paths or any(
             not wanted or path == wanted or path.startswith(wanted + b"/") for wanted in self._paths
         )

@@ -118,7 +118,7 @@ class Restoration:
                     in_the_way,
                 )
             safety = self._safety(current, base, target)
-            restore_id = new_id("")
+            restore_id = new_id("restore")
             # From here on the guard keeps others out, and what does not concern the restore goes on.
             workspace.guard(link, restore_id, touched.changed | touched.directories, touched.above)
         try:
@@ -178,6 +178,12 @@ class Restoration:
                             f"the restore would change {os.fsdecode(one.path)!r}, which no snapshot could keep ({why})",
                         )
                     base = patched(self._store, base, one.path, entry)
+        told = {path for path, _ in plan.kept}
+        for skipped in target.skipped:
+            # Also where nothing differs: what was skipped may have changed, and nobody knows from what.
+            if skipped.path not in told and planner.in_filter(skipped.path) and find(self._store, base, skipped.path):
+                plan.kept.append((skipped.path, skipped.reason))
+        plan.kept.sort()
         if paths and b"" not in paths:
             recorded = count(self._store, target.root, paths)
         else:
@@ -506,7 +512,7 @@ class Restoration:
                 continue
             snapshot = msgspec.structs.replace(
                 safety,
-                id=new_id("snap_"),
+                id=new_id("snap"),
                 root=actual,
                 label=f"found when the restore of {target.id} was finished",
                 created_ns=time.time_ns(),

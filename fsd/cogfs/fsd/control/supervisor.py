@@ -9,7 +9,6 @@ is never held across a call of anything else.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -21,11 +20,10 @@ import msgspec
 import structlog
 
 from cogfs.fsd.channel import GetStats
-from cogfs.fsd.control import mounts, roots, users, worker
-from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error
+from cogfs.fsd.control import mounts, roots, takedown, worker
+from cogfs.fsd.control.errors import CogfsError, from_os_error
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.link import OtherVersion, WorkerGone, WorkerLink
-from cogfs.fsd.control.mounts import MountEntry
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import Workspaces
 from cogfs.fsd.control.roots import show
@@ -217,6 +215,11 @@ class Supervisor:
                 revived, served.revived = served.revived, False
                 if revived and served.link.mountpoint == mountpoint:
                     return
+                state = self._engine.state(workspace_id)
+                if state.recovering or state.read_only:
+                    # What kept a restore from being finished may be over: a full disk, say.
+                    self._engine.attach(workspace_id, served.link)
+                    return
                 raise CogfsError(
                     Reason.ALREADY_EXISTS,
                     f"{show(served.link.welcome.root)} is mounted already, at {show(served.link.mountpoint)}",
@@ -290,7 +293,7 @@ class Supervisor:
         for entry in reversed(mounts.of_workspace(workspace_id)):
             _log.warning("mount without a worker", workspace=workspace_id, mountpoint=show(entry.mountpoint))
             try:
-                _unmount_entry(entry, lazy=True)
+                takedown.unmount_entry(entry, lazy=True)
             except OSError as error:
                 raise from_os_error(error, f"take the dead mount at {show(entry.mountpoint)} away") from error
         worker.forget(self._places, workspace_id)
@@ -303,6 +306,7 @@ class Supervisor:
             with self._mutex:
                 if self._stopping.is_set() or self._served.get(workspace_id) is not served:
                     return
+            reason = "the mount worker is gone"
             try:
                 if self._reconnect(workspace_id, served):
                     return
@@ -357,6 +361,7 @@ class Supervisor:
                     with self._store.read() as reader:
                         if not reader.workspace(workspace_id).mount_wanted:
                             return
+                    self._clear(workspace_id)
                     self._bring_up(workspace_id, revived=True)
                     return
                 except Exception as error:
@@ -393,7 +398,7 @@ class Supervisor:
                 _log.warning("not settled before unmount", workspace=row.id, reason=str(fault))
         clean = True
         for entry in reversed(mounts.of_workspace(row.id)):
-            clean = self._take_entry_away(row, entry, link, lazily=lazily, patience=patience) and clean
+            clean = takedown.take_away(entry, link, lazily=lazily, patience=patience) and clean
         with self._mutex:
             served = self._served.get(row.id)
         if served is not None and clean and not served.process.wait(_END_PATIENCE):
@@ -403,34 +408,6 @@ class Supervisor:
         self._drop(row.id)
         worker.forget(self._places, row.id)
         _log.info("unmounted", workspace=row.id, clean=clean)
-
-    def _take_entry_away(
-        self, row: WorkspaceRow, entry: MountEntry, link: WorkerLink | None, *, lazily: bool, patience: float
-    ) -> bool:
-        """False when it had users and was taken out of the tree only."""
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                _unmount_entry(entry, lazy=False)
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise from_os_error(error, f"unmount {show(entry.mountpoint)}") from error
-            else:
-                mounts.wait_until_gone(entry.mount_id, _END_PATIENCE)
-                return True
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
-        found = users.who(entry, link)
-        # A dead mount is of no use to its users.
-        if not lazily and not (link is None and mounts.is_dead(entry.mountpoint)):
-            raise _busy(row, entry, found)
-        _log.warning("unmounting under its users", workspace=row.id, users=users.names(found), busy_by=found)
-        try:
-            _unmount_entry(entry, lazy=True)
-        except OSError as error:
-            raise from_os_error(error, f"unmount {show(entry.mountpoint)}") from error
-        return False
 
     # Stop.
 
@@ -501,27 +478,6 @@ def _answers(link: WorkerLink) -> bool:
     except CogfsError as error:
         _log.warning("worker does not answer well", workspace=link.welcome.workspace_id, reason=str(error))
     return True
-
-
-def _unmount_entry(entry: MountEntry, *, lazy: bool) -> None:
-    """OSError as ``mounts.unmount``; EBUSY also when something else is mounted over it."""
-    top = mounts.top_at(entry.mountpoint, mounts.table())
-    if top is None:
-        return
-    if top.mount_id != entry.mount_id:
-        raise OSError(errno.EBUSY, f"{top.fstype} is mounted over it", entry.mountpoint)
-    mounts.unmount(entry.mountpoint, lazy=lazy)
-
-
-def _busy(row: WorkspaceRow, entry: MountEntry, found: list[BusyBy]) -> CogfsError:
-    inside = [other for other in mounts.table() if other.parent_id == entry.mount_id]
-    if inside and not found:
-        by = f"{inside[0].fstype} is mounted at {show(inside[0].mountpoint)}"
-    else:
-        by = f"{users.names(found)} uses it"
-    return busy(
-        Reason.BUSY, f"{show(row.root)} cannot be unmounted: {by}; force leaves users what they have open", found
-    )
 
 
 def _make_mountpoint(mountpoint: bytes) -> bool:

@@ -17,7 +17,7 @@ from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.restoration import Request, Restoration
 from cogfs.fsd.control.workspace import Workspace
-from cogfs.store.errors import NotFound, StoreError
+from cogfs.store.errors import NotFound
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Reader, Writer
 from cogfs.store.schema import (
@@ -104,7 +104,7 @@ class Threads:
 
     def create(self, thread_id: str, workspace_id: str) -> ThreadRow:
         """ALREADY_EXISTS when the id is taken, NotFound when there is no such workspace."""
-        thread_id = thread_id or new_id("thread_")
+        thread_id = thread_id or new_id("thread")
         with self._lock(thread_id), self._store.write() as writer:
             if workspace_id:
                 writer.workspace(workspace_id)
@@ -125,12 +125,13 @@ class Threads:
                 if draft.entry_id and reader.has_entry(draft.thread_id, draft.entry_id):
                     raise CogfsError(Reason.ALREADY_EXISTS, f"the thread has an entry {draft.entry_id} already")
                 self._refuse_unfinished(reader, thread)
-            entry_id = draft.entry_id or new_id("entry_")
+            entry_id = draft.entry_id or new_id("entry")
             trouble = ""
             if draft.kind is EntryKind.USER and thread.workspace_id:
                 try:
                     return self._append_with_checkpoint(draft, thread, entry_id), ""
-                except (CogfsError, StoreError, OSError) as error:
+                except Exception as error:
+                    # Whatever it is, the message is not lost for it.
                     failure = as_cogfs_error(error, "take the checkpoint")
                     if draft.require_checkpoint:
                         raise failure from error

@@ -271,7 +271,7 @@ class Workspace:
     ) -> SnapshotRow:
         sums = current.sums
         return SnapshotRow(
-            id=new_id("snap_"),
+            id=new_id("snap"),
             workspace_id=self.id,
             root=root,
             label=label,

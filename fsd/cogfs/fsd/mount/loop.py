@@ -10,8 +10,8 @@ and whose ``wait_readable`` polls the descriptor itself:
   were given to ``watch``. A program that makes one call after another is served without a switch.
 - After that, and in between at least once in ``MAX_BURST`` requests or ``MAX_BURST_NS``, trio gets its turn.
 
-What has to hold: the read that follows ``wait_readable`` blocks the whole process, with the interpreter's lock, when the
-descriptor is empty. Only one task runs at a time and none waits between its poll and its read, so no other task can take
+What has to hold: the read that follows ``wait_readable`` blocks the whole process, with the interpreter's lock, when
+the descriptor is empty. Only one task runs at a time and none waits between its poll and its read, so no other can take
 the request away. The kernel can: when the caller is killed just then. An interval timer interrupts such a read.
 
 ``supported`` checks all that is used of pyfuse3; without it the stock loop runs.

@@ -3,8 +3,6 @@
 No exception but ``FUSEError`` leaves a handler: anything else would end the mount.
 """
 
-
-
 from __future__ import annotations
 
 import errno

@@ -1,0 +1,83 @@
+"""Taking one mount away, the plain way or from under its users.
+
+Must not know workspaces, nor what becomes of the worker.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+
+import structlog
+
+from cogfs.fsd.control import mounts, users
+from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error
+from cogfs.fsd.control.mounts import MountEntry
+from cogfs.fsd.control.ports import Link
+from cogfs.fsd.control.roots import show
+from cogfs.v1.reasons import Reason
+
+_log = structlog.get_logger(__name__)
+
+#: Seconds in which a mount that is no longer used leaves the mount table.
+_GONE_PATIENCE = 10.0
+
+
+def take_away(entry: MountEntry, link: Link | None, *, lazily: bool, patience: float) -> bool:
+    """Unmount ``entry``, whose worker is at the end of ``link``; users have ``patience`` seconds to go by themselves.
+
+    BUSY with who uses it then. ``lazily``: it is taken out of the tree instead, its users keep what they have open, and
+    the answer is False. A dead mount is of no use to its users, and always taken out.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            unmount_entry(entry, lazy=False)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise _failed(entry, error) from error
+        else:
+            mounts.wait_until_gone(entry.mount_id, _GONE_PATIENCE)
+            return True
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    found = users.who(entry, link)
+    if not lazily and not (link is None and mounts.is_dead(entry.mountpoint)):
+        raise _busy(entry, found)
+    _log.warning(
+        "unmounting under its users", mountpoint=show(entry.mountpoint), users=users.names(found), busy_by=found
+    )
+    try:
+        unmount_entry(entry, lazy=True)
+    except OSError as error:
+        raise _failed(entry, error) from error
+    return False
+
+
+def unmount_entry(entry: MountEntry, *, lazy: bool) -> None:
+    """OSError as ``mounts.unmount``; EBUSY also when something else is mounted over it."""
+    top = mounts.top_at(entry.mountpoint, mounts.table())
+    if top is None:
+        return
+    if top.mount_id != entry.mount_id:
+        raise OSError(errno.EBUSY, f"{top.fstype} is mounted over it", entry.mountpoint)
+    mounts.unmount(entry.mountpoint, lazy=lazy)
+
+
+def _failed(entry: MountEntry, error: OSError) -> CogfsError:
+    return from_os_error(error, f"unmount {show(entry.mountpoint)}")
+
+
+def _busy(entry: MountEntry, found: list[BusyBy]) -> CogfsError:
+    table = mounts.table()
+    inside = [other for other in table if other.parent_id == entry.mount_id]
+    if inside and not found:
+        by = f"{inside[0].fstype} is mounted at {show(inside[0].mountpoint)}"
+    else:
+        by = f"{users.names(found)} uses it"
+    return busy(
+        Reason.BUSY,
+        f"{show(entry.mountpoint)} cannot be unmounted: {by}; force leaves users what they have open",
+        found,
+    )

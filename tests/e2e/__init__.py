@@ -1,0 +1,1 @@
+"""The command line and the SDK against a daemon that runs for real."""
