@@ -339,6 +339,27 @@ def test_a_stopped_worker_is_not_taken_for_dead(daemon: Daemon, project: Path) -
     nothing_left(daemon)
 
 
+def test_a_stuck_worker_does_not_hold_an_unmount(daemon: Daemon, project: Path) -> None:
+    workspace = daemon.mount(project)
+    os.kill(workspace.worker_pid, signal.SIGSTOP)
+    assert daemon.unmount(project).state == DETACHED
+    nothing_left(daemon)
+    assert (project / "src" / "a.txt").read_text() == "one\n"
+
+
+def test_a_stuck_worker_does_not_hold_a_stop(daemon: Daemon, project: Path) -> None:
+    workspace = daemon.mount(project)
+    with program("sh", "-c", "echo here; read line", cwd=project) as process:
+        os.kill(workspace.worker_pid, signal.SIGSTOP)
+        try:
+            assert daemon.terminate() == 0
+            assert not cogfs_mounts(daemon.base)
+            assert f"(pid {process.pid})" in daemon.log.read_text()
+        finally:
+            os.kill(workspace.worker_pid, signal.SIGCONT)
+    nothing_left(daemon)
+
+
 def test_a_killed_daemon_is_not_noticed_in_the_mount(daemon: Daemon, project: Path) -> None:
     workspace = daemon.mount(project)
     with working(project):

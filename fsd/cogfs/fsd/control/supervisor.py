@@ -20,8 +20,8 @@ import msgspec
 import structlog
 
 from cogfs.fsd.channel import GetStats
-from cogfs.fsd.control import mounts, roots, takedown, worker
-from cogfs.fsd.control.errors import CogfsError, from_os_error
+from cogfs.fsd.control import mounts, roots, takedown, users, worker
+from cogfs.fsd.control.errors import BusyBy, CogfsError, from_os_error
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.link import OtherVersion, WorkerGone, WorkerLink
 from cogfs.fsd.control.places import Places
@@ -210,7 +210,7 @@ class Supervisor:
             self._refuse_when_stopping()
             with self._mutex:
                 served = self._served.get(workspace_id)
-            if served is not None and _answers(served.link):
+            if served is not None and not isinstance(_probe(served.link), WorkerGone):
                 # Who found the workspace dead or gone and asks for it back must not be refused for being second.
                 revived, served.revived = served.revived, False
                 if revived and served.link.mountpoint == mountpoint:
@@ -388,7 +388,10 @@ class Supervisor:
 
     def _take_away(self, row: WorkspaceRow, *, lazily: bool, patience: float) -> None:
         """Unmount, the plain way first; BUSY when it is used, unless ``lazily``."""
-        link = self.link(row.id)
+        link: WorkerLink | None = self.link(row.id)
+        if link is not None and _probe(link) is not None:
+            # Dead, or so stuck that nothing is to be had from it: nobody may wait for it.
+            link = None
         if link is not None:
             try:
                 self._engine.settle(row.id)
@@ -396,18 +399,19 @@ class Supervisor:
                 # Nothing is lost: the next mount finds by stat what was not handed over.
                 fault = as_cogfs_error(error, f"settle {row.id}")
                 _log.warning("not settled before unmount", workspace=row.id, reason=str(fault))
-        clean = True
+        left: list[BusyBy] = []
         for entry in reversed(mounts.of_workspace(row.id)):
-            clean = takedown.take_away(entry, link, lazily=lazily, patience=patience) and clean
+            left += takedown.take_away(entry, link, lazily=lazily, patience=patience)
         with self._mutex:
             served = self._served.get(row.id)
-        if served is not None and clean and not served.process.wait(_END_PATIENCE):
+        # It ends with the last user of its mount.
+        if served is not None and not left and not served.process.wait(_END_PATIENCE):
             _log.error("worker did not end with its mount", workspace=row.id, worker_pid=served.process.pid)
             served.process.kill()
             served.process.wait(_END_PATIENCE)
         self._drop(row.id)
         worker.forget(self._places, row.id)
-        _log.info("unmounted", workspace=row.id, clean=clean)
+        _log.info("unmounted", workspace=row.id, users=users.names(left) if left else "")
 
     # Stop.
 
@@ -468,16 +472,14 @@ class Supervisor:
         return thread
 
 
-def _answers(link: WorkerLink) -> bool:
-    """The worker lives. One that is just being killed still looks alive, and does not answer; one that is slow is not
-    taken for dead."""
+def _probe(link: WorkerLink) -> CogfsError | None:
+    """Why the worker does not answer, or None. One that is being killed still looks alive; WorkerGone is certain."""
     try:
         link.call(GetStats(), _ANSWER_PATIENCE)
-    except WorkerGone:
-        return False
     except CogfsError as error:
-        _log.warning("worker does not answer well", workspace=link.welcome.workspace_id, reason=str(error))
-    return True
+        _log.warning("worker does not answer", workspace=link.welcome.workspace_id, reason=str(error))
+        return error
+    return None
 
 
 def _make_mountpoint(mountpoint: bytes) -> bool:

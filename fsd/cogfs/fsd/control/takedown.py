@@ -23,11 +23,12 @@ _log = structlog.get_logger(__name__)
 _GONE_PATIENCE = 10.0
 
 
-def take_away(entry: MountEntry, link: Link | None, *, lazily: bool, patience: float) -> bool:
-    """Unmount ``entry``, whose worker is at the end of ``link``; users have ``patience`` seconds to go by themselves.
+def take_away(entry: MountEntry, link: Link | None, *, lazily: bool, patience: float) -> list[BusyBy]:
+    """Unmount ``entry``, whose worker is at the end of ``link``, None when it does not answer.
 
-    BUSY with who uses it then. ``lazily``: it is taken out of the tree instead, its users keep what they have open, and
-    the answer is False. A dead mount is of no use to its users, and always taken out.
+    Users have ``patience`` seconds to go by themselves; then BUSY with who uses it. ``lazily``: it is taken out of the
+    tree instead, users keep what they have open, and are the answer. Without a worker that answers it is taken out when
+    it is dead, and of no use to its users, or when nobody uses it but we ourselves, with calls that are stuck in it.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -38,21 +39,21 @@ def take_away(entry: MountEntry, link: Link | None, *, lazily: bool, patience: f
                 raise _failed(entry, error) from error
         else:
             mounts.wait_until_gone(entry.mount_id, _GONE_PATIENCE)
-            return True
+            return []
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
     found = users.who(entry, link)
-    if not lazily and not (link is None and mounts.is_dead(entry.mountpoint)):
-        raise _busy(entry, found)
-    _log.warning(
-        "unmounting under its users", mountpoint=show(entry.mountpoint), users=users.names(found), busy_by=found
-    )
+    inside = [other for other in mounts.table() if other.parent_id == entry.mount_id]
+    useless = link is None and not inside and (not found or mounts.is_dead(entry.mountpoint))
+    if not lazily and not useless:
+        raise _busy(entry, found, inside)
+    _log.warning("unmounting under its users", mountpoint=show(entry.mountpoint), busy_by=found)
     try:
         unmount_entry(entry, lazy=True)
     except OSError as error:
         raise _failed(entry, error) from error
-    return False
+    return found
 
 
 def unmount_entry(entry: MountEntry, *, lazy: bool) -> None:
@@ -69,9 +70,7 @@ def _failed(entry: MountEntry, error: OSError) -> CogfsError:
     return from_os_error(error, f"unmount {show(entry.mountpoint)}")
 
 
-def _busy(entry: MountEntry, found: list[BusyBy]) -> CogfsError:
-    table = mounts.table()
-    inside = [other for other in table if other.parent_id == entry.mount_id]
+def _busy(entry: MountEntry, found: list[BusyBy], inside: list[MountEntry]) -> CogfsError:
     if inside and not found:
         by = f"{inside[0].fstype} is mounted at {show(inside[0].mountpoint)}"
     else:
