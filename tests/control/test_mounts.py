@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,6 +145,11 @@ def test_mount_elsewhere(daemon: Daemon, project: Path) -> None:
         daemon.mount(project)
     daemon.unmount(at)
     nothing_left(daemon)
+    # The mountpoint of the past is nobody's.
+    with refused(Reason.NOT_FOUND):
+        daemon.get(at)
+    other = daemon.mount(at)
+    assert other.id != workspace.id
     assert daemon.mount(project).mountpoint == os.fsencode(project)
 
 
@@ -332,6 +339,27 @@ def test_a_stopped_worker_is_not_taken_for_dead(daemon: Daemon, project: Path) -
     nothing_left(daemon)
 
 
+def test_a_stuck_worker_does_not_hold_an_unmount(daemon: Daemon, project: Path) -> None:
+    workspace = daemon.mount(project)
+    os.kill(workspace.worker_pid, signal.SIGSTOP)
+    assert daemon.unmount(project).state == DETACHED
+    nothing_left(daemon)
+    assert (project / "src" / "a.txt").read_text() == "one\n"
+
+
+def test_a_stuck_worker_does_not_hold_a_stop(daemon: Daemon, project: Path) -> None:
+    workspace = daemon.mount(project)
+    with program("sh", "-c", "echo here; read line", cwd=project) as process:
+        os.kill(workspace.worker_pid, signal.SIGSTOP)
+        try:
+            assert daemon.terminate() == 0
+            assert not cogfs_mounts(daemon.base)
+            assert f"(pid {process.pid})" in daemon.log.read_text()
+        finally:
+            os.kill(workspace.worker_pid, signal.SIGCONT)
+    nothing_left(daemon)
+
+
 def test_a_killed_daemon_is_not_noticed_in_the_mount(daemon: Daemon, project: Path) -> None:
     workspace = daemon.mount(project)
     with working(project):
@@ -345,6 +373,60 @@ def test_a_killed_daemon_is_not_noticed_in_the_mount(daemon: Daemon, project: Pa
                 daemon.mount(project)
     daemon.unmount(project)
     nothing_left(daemon)
+
+
+def test_a_daemon_killed_at_any_moment_of_a_mount(daemon: Daemon, project: Path) -> None:
+    """Each time the next one has the workspace, with one worker and one mount, or it is not mounted at all."""
+    chance = random.Random(1)
+    seen: set[object] = set()
+    for _ in range(12):
+        stub = daemon.workspaces
+        call = stub.Mount.future(workspace_pb2.MountRequest(root=os.fsencode(project)))
+        time.sleep(chance.uniform(0.0, 0.5))
+        daemon.kill()
+        call.exception()
+        daemon.start()
+        rows = daemon.workspaces.ListWorkspaces(workspace_pb2.ListWorkspacesRequest()).workspaces
+        seen.update(row.state for row in rows)
+        for row in rows:
+            assert row.state in (ACTIVE, DETACHED), row.reason
+            mounted = row.state == ACTIVE
+            assert cogfs_mounts(daemon.base) == [os.fsencode(project)] * mounted
+            assert processes(daemon.base) == [row.worker_pid] * mounted
+            if mounted:
+                daemon.unmount(project)
+        assert (project / "src" / "a.txt").read_text() == "one\n"
+        nothing_left(daemon)
+        for row in rows:
+            daemon.workspaces.DeleteWorkspace(workspace_pb2.DeleteWorkspaceRequest(workspace_id=row.id))
+    assert ACTIVE in seen
+
+
+def test_names_of_any_bytes(daemon: Daemon) -> None:
+    root = os.fsencode(daemon.base) + b"/caf\xe9 \\040,x\t\n\xff"
+    os.mkdir(root)
+    workspace = daemon.workspaces.Mount(workspace_pb2.MountRequest(root=root))
+    assert (workspace.state, workspace.mountpoint) == (ACTIVE, root)
+    assert cogfs_mounts(daemon.base) == [root]
+    with open(root + b"/file", "wb") as file:
+        file.write(b"x")
+        with refused(Reason.BUSY) as found:
+            daemon.workspaces.Unmount(workspace_pb2.UnmountRequest(root=root))
+        assert json.loads(found[0].metadata["busy_by"])[0]["path"] == "file"
+    os.kill(workspace.worker_pid, signal.SIGKILL)
+    assert daemon.workspaces.Mount(workspace_pb2.MountRequest(root=root)).state == ACTIVE
+    daemon.workspaces.Unmount(workspace_pb2.UnmountRequest(workspace_id=workspace.id))
+    nothing_left(daemon)
+
+
+def test_a_stuck_worker_is_replaced_by_the_next_daemon(daemon: Daemon, project: Path) -> None:
+    workspace = daemon.mount(project)
+    daemon.kill()
+    os.kill(workspace.worker_pid, signal.SIGSTOP)
+    daemon.start()
+    wait_for("another worker", lambda: daemon.get(project).state == ACTIVE)
+    assert processes(daemon.base) == [daemon.get(project).worker_pid] != [workspace.worker_pid]
+    assert (project / "src" / "a.txt").read_text() == "one\n"
 
 
 def test_a_worker_that_died_while_no_daemon_ran(daemon: Daemon, project: Path) -> None:

@@ -59,6 +59,7 @@ def test_too_much_needs_force(daemon: Daemon) -> None:
     homes = [user.pw_dir for user in pwd.getpwall() if user.pw_name != "root" and os.path.isdir(user.pw_dir)]
     assert homes
     refused_root(daemon, os.fsencode(homes[0]), "home directory")
+    refused_root(daemon, b"/usr", "holds the home directory")
     link = daemon.base / "home"
     link.symlink_to(os.environ.get("HOME", "/root"))
     refused_root(daemon, link, "home directory")
@@ -207,7 +208,7 @@ NOBODY = "exec setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-al
 
 
 def test_no_dev_fuse(idle: Daemon, project: Path) -> None:
-    idle.start(prefix=("unshare", "-m", "sh", "-c", HIDE + 'exec "$@"', "sh"))
+    idle.start(prefix=("unshare", "-m", "--propagation", "slave", "sh", "-c", HIDE + 'exec "$@"', "sh"))
     with refused(Reason.UNAVAILABLE) as found:
         idle.mount(project)
     assert "there is no /dev/fuse" in found[0].message
@@ -222,7 +223,7 @@ def nobodys(idle: Daemon, project: Path) -> Daemon:
 
 
 def as_nobody(script: str = "") -> tuple[str, ...]:
-    return ("unshare", "-m", "sh", "-c", script + NOBODY + '"$@"', "sh")
+    return ("unshare", "-m", "--propagation", "slave", "sh", "-c", script + NOBODY + '"$@"', "sh")
 
 
 def test_no_permission_for_dev_fuse(nobodys: Daemon, project: Path) -> None:

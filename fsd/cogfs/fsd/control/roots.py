@@ -65,13 +65,19 @@ def absolute(path: bytes, what: str) -> bytes:
     return normal.replace(b"//", b"/", 1) if normal.startswith(b"//") else normal
 
 
+def places_of(row: WorkspaceRow) -> tuple[bytes, ...]:
+    """Where its files are seen."""
+    apart = row.mount_wanted and row.mountpoint not in (b"", row.root)
+    return (row.root, row.mountpoint) if apart else (row.root,)
+
+
 def find(path: bytes, rows: Iterable[WorkspaceRow]) -> WorkspaceRow | None:
-    """The workspace that holds ``path`` in its root or its mountpoint."""
+    """The workspace that holds ``path`` in its root or where it is mounted."""
     best: WorkspaceRow | None = None
     longest = -1
     for row in rows:
-        for place in (row.root, row.mountpoint):
-            if place and is_within(path, place) and len(place) > longest:
+        for place in places_of(row):
+            if is_within(path, place) and len(place) > longest:
                 best, longest = row, len(place)
     return best
 
@@ -106,7 +112,7 @@ def check_new_root(
     if not force:
         _refuse_too_much(root)
     for row in rows:
-        for place in {row.root, row.mountpoint} - {b""}:
+        for place in places_of(row):
             if is_within(root, place):
                 raise invalid(f"{show(root)} lies in the workspace at {show(place)}: use that one")
             if is_within(place, root):
@@ -234,8 +240,10 @@ def _refuse_too_much(root: bytes) -> None:
     hint = "say --force-root (force_root in the API) if that is meant"
     if root == b"/":
         raise invalid(f"/ is the root of the filesystem and not a project: {hint}")
-    homes = {os.fsencode(user.pw_dir) for user in pwd.getpwall()}
-    homes.add(os.environb.get(b"HOME", b""))
-    for home in homes:
+    known = {os.path.normpath(os.fsencode(user.pw_dir)) for user in pwd.getpwall() if user.pw_dir.startswith("/")}
+    for home in known:
+        if root != home and is_within(home, root) and os.path.isdir(home):
+            raise invalid(f"{show(root)} holds the home directory {show(home)} and is not a project: {hint}")
+    for home in {*known, os.environb.get(b"HOME", b"")}:
         if home.startswith(b"/") and root in (os.path.normpath(home), os.path.realpath(home)):
             raise invalid(f"{show(root)} is a home directory and not a project: {hint}")

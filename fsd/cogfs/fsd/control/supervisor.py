@@ -9,7 +9,6 @@ is never held across a call of anything else.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -21,11 +20,10 @@ import msgspec
 import structlog
 
 from cogfs.fsd.channel import GetStats
-from cogfs.fsd.control import mounts, roots, users, worker
-from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error
+from cogfs.fsd.control import mounts, roots, takedown, users, worker
+from cogfs.fsd.control.errors import BusyBy, CogfsError, from_os_error
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.link import OtherVersion, WorkerGone, WorkerLink
-from cogfs.fsd.control.mounts import MountEntry
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import Workspaces
 from cogfs.fsd.control.roots import show
@@ -44,6 +42,8 @@ _BACKOFF = 0.2
 _BACKOFF_FACTOR = 4
 #: Seconds in which a user of a mount that is passing by (an indexer, a shell prompt) may go.
 _BUSY_PATIENCE = 1.0
+#: Seconds in which a worker that runs must be reached.
+_REACH_PATIENCE = 15.0
 #: Seconds that a worker without its mount has to end.
 _END_PATIENCE = 10.0
 #: Seconds that a worker has to show that it lives.
@@ -151,9 +151,8 @@ class Supervisor:
 
     def _adopt(self, row: WorkspaceRow) -> str:
         """Why there is no worker to adopt; empty when there is one (or one that only a person can deal with)."""
-        path = self._places.worker_socket(row.id)
         try:
-            link = WorkerLink.connect(path, row.mountpoint)
+            link = self._reach(row)
         except OtherVersion as error:
             _log.error("worker of another version", workspace=row.id, reason=str(error))
             self._set_dead(row.id, str(error))
@@ -175,6 +174,24 @@ class Supervisor:
         _log.info("worker adopted", workspace=row.id, worker_pid=process.pid)
         return ""
 
+    def _reach(self, row: WorkspaceRow) -> WorkerLink:
+        """Connect to the worker. One that the daemon before had just started gets the time to come up, and one that
+        still cannot be reached is ended, or it would mount over its successor. WorkerGone, OtherVersion."""
+        deadline = time.monotonic() + _REACH_PATIENCE
+        while True:
+            try:
+                return WorkerLink.connect(self._places.worker_socket(row.id), row.mountpoint)
+            except WorkerGone:
+                pids = worker.running(self._places, row.id)
+                if not pids:
+                    raise
+                if time.monotonic() > deadline:
+                    for pid in pids:
+                        _log.error("worker runs and cannot be reached", workspace=row.id, worker_pid=pid)
+                        worker.end(pid)
+                    raise
+            time.sleep(0.1)
+
     @staticmethod
     def _is_mounted(link: WorkerLink) -> bool:
         return any(entry.device == link.welcome.device for entry in mounts.of_workspace(link.welcome.workspace_id))
@@ -193,7 +210,7 @@ class Supervisor:
             self._refuse_when_stopping()
             with self._mutex:
                 served = self._served.get(workspace_id)
-            if served is not None and _answers(served.link):
+            if served is not None and not isinstance(_probe(served.link), WorkerGone):
                 # Who found the workspace dead or gone and asks for it back must not be refused for being second.
                 revived, served.revived = served.revived, False
                 if revived and served.link.mountpoint == mountpoint:
@@ -276,10 +293,10 @@ class Supervisor:
         for entry in reversed(mounts.of_workspace(workspace_id)):
             _log.warning("mount without a worker", workspace=workspace_id, mountpoint=show(entry.mountpoint))
             try:
-                _unmount_entry(entry, lazy=True)
+                takedown.unmount_entry(entry, lazy=True)
             except OSError as error:
                 raise from_os_error(error, f"take the dead mount at {show(entry.mountpoint)} away") from error
-        self._places.worker_socket(workspace_id).unlink(missing_ok=True)
+        worker.forget(self._places, workspace_id)
 
     # Death.
 
@@ -289,6 +306,7 @@ class Supervisor:
             with self._mutex:
                 if self._stopping.is_set() or self._served.get(workspace_id) is not served:
                     return
+            reason = "the mount worker is gone"
             try:
                 if self._reconnect(workspace_id, served):
                     return
@@ -343,6 +361,7 @@ class Supervisor:
                     with self._store.read() as reader:
                         if not reader.workspace(workspace_id).mount_wanted:
                             return
+                    self._clear(workspace_id)
                     self._bring_up(workspace_id, revived=True)
                     return
                 except Exception as error:
@@ -369,7 +388,10 @@ class Supervisor:
 
     def _take_away(self, row: WorkspaceRow, *, lazily: bool, patience: float) -> None:
         """Unmount, the plain way first; BUSY when it is used, unless ``lazily``."""
-        link = self.link(row.id)
+        link: WorkerLink | None = self.link(row.id)
+        if link is not None and _probe(link) is not None:
+            # Dead, or so stuck that nothing is to be had from it: nobody may wait for it.
+            link = None
         if link is not None:
             try:
                 self._engine.settle(row.id)
@@ -377,46 +399,19 @@ class Supervisor:
                 # Nothing is lost: the next mount finds by stat what was not handed over.
                 fault = as_cogfs_error(error, f"settle {row.id}")
                 _log.warning("not settled before unmount", workspace=row.id, reason=str(fault))
-        clean = True
+        left: list[BusyBy] = []
         for entry in reversed(mounts.of_workspace(row.id)):
-            clean = self._take_entry_away(row, entry, link, lazily=lazily, patience=patience) and clean
+            left += takedown.take_away(entry, link, lazily=lazily, patience=patience)
         with self._mutex:
             served = self._served.get(row.id)
-        if served is not None and clean and not served.process.wait(_END_PATIENCE):
+        # It ends with the last user of its mount.
+        if served is not None and not left and not served.process.wait(_END_PATIENCE):
             _log.error("worker did not end with its mount", workspace=row.id, worker_pid=served.process.pid)
             served.process.kill()
             served.process.wait(_END_PATIENCE)
         self._drop(row.id)
-        self._places.worker_socket(row.id).unlink(missing_ok=True)
-        _log.info("unmounted", workspace=row.id, clean=clean)
-
-    def _take_entry_away(
-        self, row: WorkspaceRow, entry: MountEntry, link: WorkerLink | None, *, lazily: bool, patience: float
-    ) -> bool:
-        """False when it had users and was taken out of the tree only."""
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                _unmount_entry(entry, lazy=False)
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise from_os_error(error, f"unmount {show(entry.mountpoint)}") from error
-            else:
-                mounts.wait_until_gone(entry.mount_id, _END_PATIENCE)
-                return True
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
-        found = users.who(entry, link)
-        # A dead mount is of no use to its users.
-        if not lazily and not (link is None and mounts.is_dead(entry.mountpoint)):
-            raise _busy(row, entry, found)
-        _log.warning("unmounting under its users", workspace=row.id, users=users.names(found), busy_by=found)
-        try:
-            _unmount_entry(entry, lazy=True)
-        except OSError as error:
-            raise from_os_error(error, f"unmount {show(entry.mountpoint)}") from error
-        return False
+        worker.forget(self._places, row.id)
+        _log.info("unmounted", workspace=row.id, users=users.names(left) if left else "")
 
     # Stop.
 
@@ -477,37 +472,14 @@ class Supervisor:
         return thread
 
 
-def _answers(link: WorkerLink) -> bool:
-    """The worker lives. One that is just being killed still looks alive, and does not answer; one that is slow is not
-    taken for dead."""
+def _probe(link: WorkerLink) -> CogfsError | None:
+    """Why the worker does not answer, or None. One that is being killed still looks alive; WorkerGone is certain."""
     try:
         link.call(GetStats(), _ANSWER_PATIENCE)
-    except WorkerGone:
-        return False
     except CogfsError as error:
-        _log.warning("worker does not answer well", workspace=link.welcome.workspace_id, reason=str(error))
-    return True
-
-
-def _unmount_entry(entry: MountEntry, *, lazy: bool) -> None:
-    """OSError as ``mounts.unmount``; EBUSY also when something else is mounted over it."""
-    top = mounts.top_at(entry.mountpoint, mounts.table())
-    if top is None:
-        return
-    if top.mount_id != entry.mount_id:
-        raise OSError(errno.EBUSY, f"{top.fstype} is mounted over it", entry.mountpoint)
-    mounts.unmount(entry.mountpoint, lazy=lazy)
-
-
-def _busy(row: WorkspaceRow, entry: MountEntry, found: list[BusyBy]) -> CogfsError:
-    inside = [other for other in mounts.table() if other.parent_id == entry.mount_id]
-    if inside and not found:
-        by = f"{inside[0].fstype} is mounted at {show(inside[0].mountpoint)}"
-    else:
-        by = f"{users.names(found)} uses it"
-    return busy(
-        Reason.BUSY, f"{show(row.root)} cannot be unmounted: {by}; force leaves users what they have open", found
-    )
+        _log.warning("worker does not answer", workspace=link.welcome.workspace_id, reason=str(error))
+        return error
+    return None
 
 
 def _make_mountpoint(mountpoint: bytes) -> bool:

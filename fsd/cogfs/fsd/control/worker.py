@@ -76,21 +76,33 @@ class WorkerProcess:
             self._child = None
 
 
+def end(pid: int) -> None:
+    """Kill a worker that is not our child, and wait for its end."""
+    try:
+        process = WorkerProcess(pid)
+    except ProcessLookupError:
+        return
+    process.kill()
+    process.wait(5)
+    process.close()
+
+
 def start(places: Places, workspace_id: str, root: bytes, mountpoint: bytes) -> WorkerProcess:
     """Start a worker and wait until it has mounted and listens. UNAVAILABLE, with why, when it does not come up."""
     _lingering[:] = [child for child in _lingering if child.poll() is None]
     socket_path = places.worker_socket(workspace_id)
     log = places.worker_log(workspace_id)
     try:
-        socket_path.unlink(missing_ok=True)
+        forget(places, workspace_id)
         _bound(log)
         log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         written = os.fstat(log_fd).st_size
+        mark = os.open(places.worker_mark(workspace_id), os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         directory = os.open(places.workers, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise from_os_error(error, "start a mount worker") from error
     ready, ready_in_worker = os.pipe2(os.O_CLOEXEC)
-    keep = [ready_in_worker]
+    keep = [ready_in_worker, mark]
     shown = os.fsencode(socket_path)
     if len(shown) > SOCKET_PATH_MAX:
         # A socket is bound by a path of bounded length; through the directory's descriptor it is short.
@@ -111,7 +123,7 @@ def start(places: Places, workspace_id: str, root: bytes, mountpoint: bytes) -> 
         os.close(ready)
         raise from_os_error(error, "start a mount worker") from error
     finally:
-        for descriptor in (log_fd, directory, ready_in_worker):
+        for descriptor in (log_fd, mark, directory, ready_in_worker):
             os.close(descriptor)
     process = WorkerProcess(child.pid, child)
     try:
@@ -125,6 +137,27 @@ def start(places: Places, workspace_id: str, root: bytes, mountpoint: bytes) -> 
     finally:
         os.close(ready)
     return process
+
+
+def running(places: Places, workspace_id: str) -> list[int]:
+    """Workers of the workspace that run, even one that has not come as far as its socket, or does not answer there."""
+    mark = str(places.worker_mark(workspace_id))
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _holds(name, mark)]
+
+
+def _holds(pid: str, path: str) -> bool:
+    if int(pid) == os.getpid():
+        return False
+    try:
+        return any(os.readlink(f"/proc/{pid}/fd/{number}") == path for number in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False  # Not ours, or gone.
+
+
+def forget(places: Places, workspace_id: str) -> None:
+    """Remove what a worker is found by. One that still serves what was open in its mount is nobody's from then on."""
+    places.worker_socket(workspace_id).unlink(missing_ok=True)
+    places.worker_mark(workspace_id).unlink(missing_ok=True)
 
 
 def _command(workspace_id: str, root: bytes, mountpoint: bytes, socket_path: bytes, ready: int) -> list[str | bytes]:

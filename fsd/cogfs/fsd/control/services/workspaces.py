@@ -298,7 +298,7 @@ def _options(options: workspace_pb2.WorkspaceOptions) -> WorkspaceOptions:
 
 def _match(path: bytes, rows: list[WorkspaceRow], *, exactly: bool) -> WorkspaceRow | None:
     row = roots.find(path, rows)
-    return row if row is None or not exactly or path in (row.root, row.mountpoint) else None
+    return row if row is None or not exactly or path in roots.places_of(row) else None
 
 
 def _fstype_at(path: bytes) -> str:
