@@ -23,7 +23,7 @@ from cogfs.fsd.control.occupancy import Touched, blocking, occupants
 from cogfs.fsd.control.planner import Plan, Planner, count, find, normal_path, patched
 from cogfs.fsd.control.ports import Link
 from cogfs.fsd.control.recordbook import RecordBook
-from cogfs.fsd.control.recorder import Recorder
+from cogfs.fsd.control.recorder import Recorder, same_stat
 from cogfs.fsd.control.report import restore_report
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.syscalls import syncfs
@@ -101,6 +101,11 @@ class Restoration:
             workspace.commit(link, current)
             self._check_paths(current.root, target, paths)
             base, plan = self._plan(link, current.root, target, paths)
+            if self._bypassed(link.root_fd, plan):
+                _log.warning("files changed without the mount; looking at all of them", workspace=workspace.id)
+                current = workspace.record(link, frozen, scan=True)
+                workspace.commit(link, current)
+                base, plan = self._plan(link, current.root, target, paths)
             touched = Touched(link.root_fd, plan)
             who = occupants(link, plan, touched, strict=request.strict)
             report = restore_report(store, target.id, plan, who, dry_run=request.dry_run)
@@ -191,6 +196,24 @@ class Restoration:
             recorded = stats.files + stats.directories + stats.symlinks
         plan.unchanged = max(0, recorded - sum(one.path != b"" for one in plan.steps if one.after is not None))
         return base, plan
+
+    def _bypassed(self, root_fd: int, plan: Plan) -> bool:
+        """Whether something that the plan changes is not what was recorded: somebody reached it past the mount."""
+        book = RecordBook(self._store, self._workspace.id)
+        with beneath(root_fd) as reach:
+            for one in sorted(plan.steps, key=lambda one: split(one.path)):
+                if one.before is None or not one.path or one.before.kind in (Kind.DIRECTORY, Kind.OPAQUE):
+                    continue
+                parent, name = split(one.path)
+                try:
+                    fd = reach.directory(parent)
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                except OSError:
+                    return True
+                row = book.row(os.fstat(fd).st_ino, name)
+                if row is None or not same_stat(row, status):
+                    return True
+        return False
 
     def _capture(self, reach: Beneath, path: bytes, rules: Rules) -> TreeEntry | None:
         """What is at ``path`` now, whatever its size, in the store; None when nothing is."""
