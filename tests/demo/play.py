@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -305,7 +304,7 @@ class _Elapsed:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=SIMPLE)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold underline")
     for column in columns:
         table.add_column(column, no_wrap=column != "message")
     return table

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FILES = 4000
-#: What a checkpoint keeps by default.
-_LARGEST = 10 << 20
+_LARGEST = 2 << 20
 _LEFT_OUT = {"__pycache__", "test", "tests", "idle_test", "node_modules", ".git"}
 
 
