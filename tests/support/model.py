@@ -61,9 +61,10 @@ _AT_FDCWD = -100
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _numbers = st.integers(0, 999)
+_pieces = st.sampled_from((b"", b"one line\n", b"first\nsecond\n", b"\0binary\xff", b"x"))
 _contents = st.one_of(
     st.binary(max_size=40),
-    st.sampled_from((b"", b"one line\n", b"first\nsecond\nthird\n" * 20, b"\0binary\xff" * 9000, b"x" * 4096)),
+    st.builds(lambda piece, times: piece * times, _pieces, st.sampled_from((1, 20, 500, 9000))),
 )
 operations: st.SearchStrategy[Operation] = st.tuples(
     st.sampled_from(_WEIGHTED), _numbers, _numbers, _numbers, _contents

@@ -1,7 +1,7 @@
 """A state machine: random operations in a real mount, random checkpoints and ways back, against a plain directory.
 
-Each operation is done twice, in the mount and in a plain directory beside it (the shadow); both have to answer alike and
-to look alike. What a snapshot has to hold is what a walk found in the shadow when it was taken.
+Each operation is done twice, in the mount and in a plain directory beside it (the shadow); both have to answer alike
+and to look alike. What a snapshot has to hold is what a walk found in the shadow when it was taken.
 """
 
 from __future__ import annotations
