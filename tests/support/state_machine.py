@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -123,7 +124,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             self._release()
-            if self.mounted:
+            # Not over the failure of a rule.
+            if self.mounted and sys.exc_info()[0] is None:
                 self._check()
                 self._unmount()
                 self._check()
@@ -445,7 +447,7 @@ class Machine(RuleBasedStateMachine):
         if changed:
             self.way = Way(Kept(report.safety_snapshot_id, before, special), paths, leaves, followed)
             self.kept.append(self.way.before)
-        if repeatable:
+        if repeatable and (not paths or any(path in kept.nodes for path in paths)):
             again = call(True)
             assert not again.restored and not again.deleted, "what was restored differs from its snapshot"
         self._follow()
