@@ -280,6 +280,7 @@ class Planner:
         """Compare hard links by which paths share a file, not by the numbers of their groups.
 
         Steps whose only difference was the number go; a step of one name of a file brings its other names with it.
+        With a filter, a name is linked to names in it alone: what the others hold now is no concern of the restore.
         """
         involved = [
             step
@@ -296,8 +297,9 @@ class Planner:
             group = entry.link_group if entry is not None else 0
             return frozenset(ours.get(group, ())) if group else frozenset((path,))
 
-        def theirs_of(path: bytes, entry: TreeEntry) -> frozenset[bytes]:
-            return frozenset(theirs.get(entry.link_group, ())) if entry.link_group else frozenset((path,))
+        def right(path: bytes, before: TreeEntry, after: TreeEntry) -> bool:
+            members = frozenset(theirs.get(after.link_group, ())) if after.link_group else frozenset((path,))
+            return ours_of(path, before) in (members, frozenset(filter(self._in_filter, members)))
 
         steps = []
         for step in plan.steps:
@@ -308,21 +310,26 @@ class Planner:
                 and before.kind is after.kind is Kind.FILE
                 and same_content(before, after)
                 and same_attributes(before, after)
-                and ours_of(step.path, before) == theirs_of(step.path, after)
+                and right(step.path, before, after)
             ):
                 continue
             steps.append(step)
         have = {step.path for step in steps}
         for group in {step.after.link_group for step in steps if step.after is not None and step.after.link_group}:
-            members = tuple(sorted(theirs.get(group, ())))
+            members = tuple(sorted(filter(self._in_filter, theirs.get(group, ()))))
             plan.groups[group] = members
             for path in members:
                 before, after = our_entries.get(path), their_entries[path]
-                if path in have or before is None or ours_of(path, before) == frozenset(members):
+                if path in have or before is None or right(path, before, after):
                     continue
+<<<<<<< HEAD
                 if self.in_filter(path):
                     steps.append(Step(path, before, after))
                     have.add(path)
+=======
+                steps.append(Step(path, before, after))
+                have.add(path)
+>>>>>>> e2e
         steps.sort(key=lambda step: step.path.split(b"/"))
         plan.steps = steps
 

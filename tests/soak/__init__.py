@@ -1,0 +1,1 @@
+"""Long runs, by hand: ``python -m tests.soak.…``."""
