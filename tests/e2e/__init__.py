@@ -1,5 +1,1 @@
-<<<<<<< HEAD
-"""The command line and the SDK against a daemon that runs for real."""
-=======
-"""Tests of the whole: a real daemon, real mounts, the client and the command line."""
->>>>>>> e2e
+"""The whole: a real daemon, real mounts, the SDK and the command line."""

@@ -299,7 +299,7 @@ class Planner:
 
         def right(path: bytes, before: TreeEntry, after: TreeEntry) -> bool:
             members = frozenset(theirs.get(after.link_group, ())) if after.link_group else frozenset((path,))
-            return ours_of(path, before) in (members, frozenset(filter(self._in_filter, members)))
+            return ours_of(path, before) in (members, frozenset(filter(self.in_filter, members)))
 
         steps = []
         for step in plan.steps:
@@ -316,20 +316,14 @@ class Planner:
             steps.append(step)
         have = {step.path for step in steps}
         for group in {step.after.link_group for step in steps if step.after is not None and step.after.link_group}:
-            members = tuple(sorted(filter(self._in_filter, theirs.get(group, ()))))
+            members = tuple(sorted(filter(self.in_filter, theirs.get(group, ()))))
             plan.groups[group] = members
             for path in members:
                 before, after = our_entries.get(path), their_entries[path]
                 if path in have or before is None or right(path, before, after):
                     continue
-<<<<<<< HEAD
-                if self.in_filter(path):
-                    steps.append(Step(path, before, after))
-                    have.add(path)
-=======
                 steps.append(Step(path, before, after))
                 have.add(path)
->>>>>>> e2e
         steps.sort(key=lambda step: step.path.split(b"/"))
         plan.steps = steps
 
