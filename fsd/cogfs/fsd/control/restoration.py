@@ -382,6 +382,9 @@ class Restoration:
             with self._store.read() as reader:
                 journal = reader.journal(self._workspace.id)
                 if journal is None:
+                    # A crash right before the journal was written, or right after it was ended, leaves the guard.
+                    if link is not None and link.welcome.guard:
+                        self._workspace.unguard(link)
                     return
                 target = reader.snapshot(journal.target_snapshot_id)
                 safety = reader.snapshot(journal.safety_snapshot_id)
