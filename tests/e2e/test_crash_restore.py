@@ -116,9 +116,9 @@ class Pair:
         recovery = state.last_recovery
         if recovery != previous:
             assert recovery.target_snapshot_id == snapshot
-            assert recovery.outcome == (
-                workspace_pb2.Recovery.FORWARD if is_target else workspace_pb2.Recovery.BACK
-            ), recovery
+            assert recovery.outcome == (workspace_pb2.Recovery.FORWARD if is_target else workspace_pb2.Recovery.BACK), (
+                recovery
+            )
             assert undo.files.busy is False
         plan = workspace.restore(self.snapshots[target if is_target else self.now], dry_run=True)
         assert not plan.files, plan.files[:5]

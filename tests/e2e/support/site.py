@@ -122,9 +122,7 @@ class Site:
 
     def start(self, crash_at: str = "") -> int | None:
         """Start the daemon, which may be made to kill itself at a step; its pid, None when it did so at once."""
-        outcome = self.ctl(
-            "daemon", "start", "--json", code=None if crash_at else 0, env={"COGFS_CRASH_AT": crash_at}
-        )
+        outcome = self.ctl("daemon", "start", "--json", code=None if crash_at else 0, env={"COGFS_CRASH_AT": crash_at})
         if outcome.code != 0:
             return None
         pid = int(outcome.document["pid"])
