@@ -287,10 +287,10 @@ def test_patched_replaces_one_path_and_nothing_else(place: Directory) -> None:
     root = place.record()
     entry = find(place.store, root, b"a/g")
     assert entry is not None and entry.kind is Kind.FILE
-    again = patched(place.store, root, b"a/b/f", entry)
+    again = patched(place.store, root, {b"a/b/f": entry})
     assert {path for path, _ in walk(place.store, again.hash)} == {b"a", b"a/b", b"a/b/f", b"a/g"}
     changed = find(place.store, again, b"a/b/f")
     assert changed is not None and changed.hash == entry.hash and changed.name == b"f"
-    assert patched(place.store, root, b"a/g", entry) == root
-    without = patched(place.store, root, b"a/g", None)
+    assert patched(place.store, root, {b"a/g": entry}) == root
+    without = patched(place.store, root, {b"a/g": None})
     assert find(place.store, without, b"a/g") is None

@@ -173,6 +173,7 @@ class Restoration:
             missing = plan.uncaptured()
             if not missing:
                 break
+            found: dict[bytes, TreeEntry | None] = {}
             with beneath(link.root_fd) as reach:
                 for one in missing:
                     entry = self._capture(reach, one.path, rules)
@@ -182,7 +183,8 @@ class Restoration:
                             Reason.DENIED,
                             f"the restore would change {os.fsdecode(one.path)!r}, which no snapshot could keep ({why})",
                         )
-                    base = patched(self._store, base, one.path, entry)
+                    found[one.path] = entry
+            base = patched(self._store, base, found)
         told = {path for path, _ in plan.kept}
         for skipped in target.skipped:
             # Also where nothing differs: what was skipped may have changed, and nobody knows from what.
@@ -409,6 +411,9 @@ class Restoration:
             with self._store.read() as reader:
                 journal = reader.journal(self._workspace.id)
                 if journal is None:
+                    # A crash right before the journal was written, or right after it was ended, leaves the guard.
+                    if link is not None and link.welcome.guard:
+                        self._workspace.unguard(link)
                     return
                 target = reader.snapshot(journal.target_snapshot_id)
                 safety = reader.snapshot(journal.safety_snapshot_id)
@@ -473,13 +478,16 @@ class Restoration:
             if path and not (top and path.startswith(top[-1] + b"/")):
                 top.append(path)
         with beneath(root_fd) as reach:
+            found: dict[bytes, TreeEntry | None] = {}
             for path in top:
                 missing = self._missing_parent(reach, path)
                 where = path if missing is None else missing
                 if missing is not None and find(self._store, base, missing) is None:
                     continue
-                base = patched(self._store, base, where, self._capture(reach, where, rules))
-            for path in sorted(ancestors(paths), key=len, reverse=True):
+                found[where] = self._capture(reach, where, rules)
+            base = patched(self._store, base, found)
+            attributes: dict[bytes, TreeEntry | None] = {}
+            for path in ancestors(paths):
                 entry = find(self._store, base, path)
                 if entry is None or entry.kind is not Kind.DIRECTORY:
                     continue
@@ -488,8 +496,11 @@ class Restoration:
                 except OSError:
                     continue
                 now = msgspec.structs.replace(entry, mode=status.st_mode & 0o7777)
-                if now != entry:
-                    base = patched(self._store, base, path, now) if path else now
+                if now != entry and path:
+                    attributes[path] = now
+                elif now != entry:
+                    base = now
+            base = patched(self._store, base, attributes)
         return base
 
     @staticmethod
