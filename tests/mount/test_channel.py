@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from cogfs.fsd import channel
+
 from tests.mount.conftest import Start
 from tests.support.worker_client import MountedWorker, WorkerClient
 
@@ -67,10 +67,10 @@ def mutations(top: Path) -> dict[str, Callable[[], object]]:
     """Each mutating call."""
     writer = os.open(top / "write", os.O_WRONLY)
     return {
-        "create": lambda: (top / "create" / "new").touch(),
-        "mkdir": lambda: (top / "mkdir" / "new").mkdir(),
-        "unlink": lambda: (top / "unlink" / "f").unlink(),
-        "rmdir": lambda: (top / "rmdir" / "d").rmdir(),
+        "create": (top / "create" / "new").touch,
+        "mkdir": (top / "mkdir" / "new").mkdir,
+        "unlink": (top / "unlink" / "f").unlink,
+        "rmdir": (top / "rmdir" / "d").rmdir,
         "rename": lambda: os.rename(top / "rename" / "f", top / "rename" / "new"),
         "over": lambda: os.rename(top / "over" / "f", top / "over" / "g"),
         "link": lambda: os.link(top / "link" / "f", top / "link" / "new"),

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 
 from cogfs.fsd.mount.syscalls import DirectoryReader
+
 from tests.support.worker_client import MountedWorker
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from cogfs.fsd import channel
+
 from tests.mount.conftest import Start
 from tests.support.worker_client import MountedWorker, WorkerClient
 
@@ -36,9 +36,14 @@ def top(worker: MountedWorker, client: WorkerClient) -> Path:
     return path
 
 
+def overwrite(path: Path) -> None:
+    with path.open("r+") as file:
+        file.write("x")
+
+
 CASES: dict[str, tuple[Callable[[Path], object], Seen]] = {
     "nothing": (lambda t: (t / "a" / "b" / "f").read_text(), ({}, {})),
-    "write": (lambda t: (t / "a" / "b" / "f").open("r+").write("x"), ({}, {(b"a/b/f",): True})),
+    "write": (lambda t: overwrite(t / "a" / "b" / "f"), ({}, {(b"a/b/f",): True})),
     "truncate": (lambda t: os.truncate(t / "f", 1), ({}, {(b"f",): True})),
     "cut on open": (lambda t: os.close(os.open(t / "f", os.O_WRONLY | os.O_TRUNC)), ({}, {(b"f",): True})),
     "mode": (lambda t: (t / "f").chmod(0o600), ({}, {(b"f",): False})),

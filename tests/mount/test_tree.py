@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
 from cogfs.fsd.mount.dirty import DirtyTable
 from cogfs.fsd.mount.handles import HandleTable
 from cogfs.fsd.mount.identity import Identity
 from cogfs.fsd.mount.nodes import ALTERNATIVE, Node, NodeTable
 from cogfs.fsd.mount.tree import Tree
+import itertools
 
 
 class Caller(NamedTuple):
@@ -140,7 +140,7 @@ def test_descriptors_are_bounded(tmp_path: Path) -> None:
     for node in nodes * 2:
         rig.tree.make_directory(node, os.urandom(8).hex().encode(), 0o755, CALLER)
         assert rig.nodes.descriptors <= 17
-    for first, second in zip(nodes, nodes[1:], strict=False):
+    for first, second in itertools.pairwise(nodes):
         (tmp_path / first.name.decode() / "f").touch()
         rig.tree.rename(first, b"f", second, b"g", 0)
         assert (tmp_path / second.name.decode() / "g").exists()
