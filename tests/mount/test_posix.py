@@ -1,5 +1,7 @@
 """The same calls in the mount and in a plain directory have the same results."""
 
+# mypy: disable-error-code="func-returns-value"
+
 from __future__ import annotations
 
 import errno
@@ -71,6 +73,21 @@ def renamed(flags: int) -> Step:
 
     return step
 
+
+ODD_NAMES = [
+    b" leading",
+    b"trailing ",
+    b"new\nline",
+    b"tab\t",
+    b"'quotes\"",
+    b"\xff\xfe invalid",
+    "漢字かな".encode(),
+    b"-rf",
+    b"...",
+    b"back\\slash",
+    b"\x01\x7f",
+    b"%s%d",
+]
 
 STEPS: dict[str, list[Step]] = {
     "create": [
@@ -200,21 +217,6 @@ STEPS: dict[str, list[Step]] = {
         lambda d: os.readlink(os.fsencode(d) + b"/link"),
     ],
 }
-
-ODD_NAMES = [
-    b" leading",
-    b"trailing ",
-    b"new\nline",
-    b"tab\t",
-    b"'quotes\"",
-    b"\xff\xfe invalid",
-    "漢字かな".encode(),
-    b"-rf",
-    b"...",
-    b"back\\slash",
-    b"\x01\x7f",
-    b"%s%d",
-]
 
 
 @pytest.mark.parametrize("name", STEPS)

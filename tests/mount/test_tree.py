@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,6 @@ from cogfs.fsd.mount.handles import HandleTable
 from cogfs.fsd.mount.identity import Identity
 from cogfs.fsd.mount.nodes import ALTERNATIVE, Node, NodeTable
 from cogfs.fsd.mount.tree import Tree
-import itertools
 
 
 class Caller(NamedTuple):

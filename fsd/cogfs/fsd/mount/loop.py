@@ -11,9 +11,9 @@ and whose ``wait_readable`` polls the descriptor itself:
 - After that, when a watched descriptor is readable, and at least once in ``MAX_BURST`` requests or
   ``MAX_BURST_NS``, trio gets its turn.
 
-What has to hold: the read that follows ``wait_readable`` blocks the whole process, with the interpreter's lock, when the
-descriptor is empty. Only one task runs at a time and none waits between its poll and its read, so no other task can take
-the request away. The kernel can: when the caller is killed just then. An interval timer interrupts such a read.
+What has to hold: the read that follows ``wait_readable`` blocks the whole process, with the interpreter's lock, when
+the descriptor is empty. Only one task runs at a time and none waits between its poll and its read, so no other task can
+take the request away. The kernel can: when the caller is killed just then. An interval timer interrupts such a read.
 
 ``supported`` checks all that is used of pyfuse3; without it the stock loop runs.
 """
