@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 import traceback
@@ -22,6 +23,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="steps in a run")
     parser.add_argument("--no-shrink", action="store_true", help="show the first failure as it is")
     arguments = parser.parse_args()
+    # So that a daemon and its mounts end with this process.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     end = time.monotonic() + arguments.minutes * 60
     rounds = failures = 0
     while True:

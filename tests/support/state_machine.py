@@ -447,7 +447,7 @@ class Machine(RuleBasedStateMachine):
         if changed:
             self.way = Way(Kept(report.safety_snapshot_id, before, special), paths, leaves, followed)
             self.kept.append(self.way.before)
-        if repeatable and (not paths or any(path in kept.nodes for path in paths)):
+        if repeatable and all(path in kept.nodes for path in paths):
             again = call(True)
             assert not again.restored and not again.deleted, "what was restored differs from its snapshot"
         self._follow()

@@ -64,6 +64,8 @@ class Request:
 
     snapshot_id: str
     paths: tuple[bytes, ...] = ()
+    #: Paths that neither the snapshot nor the workspace has are no mistake: those of an earlier restore.
+    missing_ok: bool = False
     dry_run: bool = False
     force: bool = False
     strict: bool = False
@@ -99,7 +101,8 @@ class Restoration:
         with workspace.frozen(link) as frozen:
             current = workspace.record(link, frozen)
             workspace.commit(link, current)
-            self._check_paths(current.root, target, paths)
+            if not request.missing_ok:
+                self._check_paths(current.root, target, paths)
             base, plan = self._plan(link, current.root, target, paths)
             touched = Touched(link.root_fd, plan)
             who = occupants(link, plan, touched, strict=request.strict)
