@@ -33,6 +33,17 @@ def idle(base: Path) -> Iterator[Daemon]:
 
 
 @pytest.fixture
+def plain(base: Path) -> Iterator[Daemon]:
+    """A running daemon of the plain engine, with a service that fails as told."""
+    daemon = Daemon(base, "tests.control.plain")
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@pytest.fixture
 def daemon(idle: Daemon) -> Daemon:
     idle.start()
     return idle

@@ -70,7 +70,7 @@ def refused(reason: Reason) -> Iterator[list[Refusal]]:
 class Daemon:
     """``cogfsd`` with its state below ``base``; started and ended as often as a test likes."""
 
-    def __init__(self, base: Path, module: str = "tests.control.plain") -> None:
+    def __init__(self, base: Path, module: str = "cogfs.fsd.control.main") -> None:
         self.base = base
         self.state = base / "state"
         self.runtime = base / "run"

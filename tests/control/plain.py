@@ -6,7 +6,6 @@ Run as a program: ``python -m tests.control.plain [arguments of cogfsd]``.
 from __future__ import annotations
 
 import errno
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 
 from cogfs.fsd.channel import Committed, Freeze, Frozen, Resume
-from cogfs.fsd.control.command import execute
+from cogfs.fsd.control.command import execute, leave
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.server import Registration
@@ -54,6 +53,9 @@ class PlainEngine:
 
     def forget(self, workspace_id: str) -> None:
         self._handed.pop(workspace_id, None)
+
+    def close(self) -> None:
+        """Nothing is being read."""
 
     def _take(self, workspace_id: str, link: Link) -> None:
         frozen = link.call(Freeze(timeout=5.0), 10.0)
@@ -104,4 +106,4 @@ def _services(store: Store, engine: PlainEngine) -> Sequence[Registration]:
 
 
 if __name__ == "__main__":
-    sys.exit(execute(None, PlainEngine, _services))
+    leave(execute(None, PlainEngine, _services))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from cogfs.v1 import admin_pb2, snapshot_pb2, workspace_pb2
 from cogfs.v1.reasons import Reason
@@ -25,52 +25,52 @@ FAULTS = [
 ]
 
 
-def test_every_exception_has_a_reason(daemon: Daemon) -> None:
+def test_every_exception_has_a_reason(plain: Daemon) -> None:
     for name, reason, text in FAULTS:
         with refused(reason) as found:
-            daemon.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id=name))
+            plain.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id=name))
         assert text in found[0].message
-    log = daemon.log.read_text()
+    log = plain.log.read_text()
     assert "ZeroDivisionError: division by zero" in log
     assert "Traceback" in log
 
 
-def test_a_stream_fails_with_a_reason_after_what_it_gave(daemon: Daemon) -> None:
+def test_a_stream_fails_with_a_reason_after_what_it_gave(plain: Daemon) -> None:
     for name, reason, text in FAULTS:
         received = []
         with refused(reason) as found:
-            for response in daemon.snapshots.ReadFile(snapshot_pb2.ReadFileRequest(snapshot_id=name)):
+            for response in plain.snapshots.ReadFile(snapshot_pb2.ReadFileRequest(snapshot_id=name)):
                 received.append(len(response.data))
         # Larger than gRPC's own limit of a message.
         assert received == [8 << 20]
         assert text in found[0].message
 
 
-def test_metadata_of_an_error_is_passed_on(daemon: Daemon) -> None:
+def test_metadata_of_an_error_is_passed_on(plain: Daemon) -> None:
     with refused(Reason.WORKSPACE_BUSY) as found:
-        daemon.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id="cogfs"))
+        plain.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id="cogfs"))
     assert found[0].metadata == {"busy_by": "[]"}
 
 
 @pytest.mark.parametrize("bad", ["a/b", "x" * 129, "white space", "ws_\n", "ü"])
-def test_malformed_ids_are_found_before_the_service(daemon: Daemon, bad: str) -> None:
+def test_malformed_ids_are_found_before_the_service(plain: Daemon, bad: str) -> None:
     with refused(Reason.VALIDATION_ERROR) as found:
-        daemon.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id=bad))
+        plain.snapshots.GetSnapshot(snapshot_pb2.GetSnapshotRequest(snapshot_id=bad))
     assert "snapshot_id" in found[0].message
     with refused(Reason.VALIDATION_ERROR):
-        list(daemon.snapshots.ReadFile(snapshot_pb2.ReadFileRequest(snapshot_id=bad)))
+        list(plain.snapshots.ReadFile(snapshot_pb2.ReadFileRequest(snapshot_id=bad)))
     with refused(Reason.VALIDATION_ERROR):
-        daemon.workspaces.GetWorkspace(workspace_pb2.GetWorkspaceRequest(workspace_id=bad))
+        plain.workspaces.GetWorkspace(workspace_pb2.GetWorkspaceRequest(workspace_id=bad))
 
 
 @pytest.mark.parametrize("size", [-1, 1001])
-def test_page_sizes_of_nowhere(daemon: Daemon, size: int) -> None:
+def test_page_sizes_of_nowhere(plain: Daemon, size: int) -> None:
     with refused(Reason.VALIDATION_ERROR):
-        daemon.snapshots.ListSnapshots(snapshot_pb2.ListSnapshotsRequest(workspace_id="ws_1", page_size=size))
+        plain.snapshots.ListSnapshots(snapshot_pb2.ListSnapshotsRequest(workspace_id="ws_1", page_size=size))
 
 
 def test_an_unknown_call_is_unimplemented(daemon: Daemon) -> None:
-    call = daemon.channel.unary_unary("/cogfs.v1.RunService/StartRun")
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = daemon.channel.unary_unary("/cogfs.v1.RunService/StartRun")
     with pytest.raises(grpc.RpcError) as caught:
         call(b"")
     assert isinstance(caught.value, grpc.Call)
@@ -78,13 +78,19 @@ def test_an_unknown_call_is_unimplemented(daemon: Daemon) -> None:
 
 
 def test_health_and_reflection(daemon: Daemon) -> None:
-    health = health_pb2_grpc.HealthStub(daemon.channel)
-    for name in ("", "cogfs.v1.WorkspaceService", "cogfs.v1.SnapshotService", "cogfs.v1.AdminService"):
-        answer = health.Check(health_pb2.HealthCheckRequest(service=name))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    listing = reflection_pb2_grpc.ServerReflectionStub(daemon.channel).ServerReflectionInfo(
-        iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    check = daemon.channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
     )
+    for name in ("", "cogfs.v1.WorkspaceService", "cogfs.v1.SnapshotService", "cogfs.v1.AdminService"):
+        answer = check(health_pb2.HealthCheckRequest(service=name))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    listing = daemon.channel.stream_stream(
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     names = {service.name for service in next(listing).list_services_response.service}
     assert {"cogfs.v1.WorkspaceService", "cogfs.v1.AdminService", "grpc.health.v1.Health"} <= names
 

@@ -1,1 +1,1 @@
-"""Tests of the whole: a real daemon, real mounts, the client and the command line."""
+"""The whole: a real daemon, real mounts, the SDK and the command line."""

@@ -5,6 +5,9 @@ label comes from the environment.
 
 ``store_program.py full DIRECTORY``: DIRECTORY is a small filesystem that this process may fill up.
 
+``store_program.py insist STORE``: writes rounds, each again until it succeeds, and prints the errors met. One call
+of the system fails somewhere, by a library that is loaded before all others.
+
 ``store_program.py hold STORE``: opens the store, prints ``open``, and waits for its input to end.
 """
 
@@ -15,7 +18,7 @@ import random
 import sys
 from pathlib import Path
 
-from cogfs.store.errors import NoSpace, NotFound
+from cogfs.store.errors import NoSpace, NotFound, StoreError
 from cogfs.store.schema import EntryKind, EntryRow, Kind, ThreadRow, TreeEntry
 from cogfs.store.store import Store
 
@@ -148,7 +151,7 @@ def full(place: Path) -> None:
             with store.write() as rows:
                 rows.put_thread(thread_row(3))
                 for inode in range(2000):
-                    rows.put_link("w", inode, inode, (b"x" * 500,))
+                    rows.put_link("w", inode, inode, tuple(range(2**40, 2**40 + 60)))
         except NoSpace:
             pass
         else:
@@ -180,6 +183,44 @@ def full(place: Path) -> None:
             print("well")
 
 
+def insist(path: Path) -> None:
+    errors: list[str] = []
+    stored: dict[bytes, bytes] = {}
+    expected: list[str] = []
+
+    def check_all(store: Store) -> None:
+        assert all(store.read_blob(name) == data for name, data in stored.items())
+        with store.read() as reader:
+            assert [row.id for row in reader.threads()] == expected[::-1]
+
+    def once(store: Store, number: int) -> bool:
+        try:
+            data = os.urandom(3000)
+            stored[store.put_blob(data)] = data
+            with store.write() as rows:
+                rows.put_thread(ThreadRow(f"t{number:02}", "", "", 0, 0, 0))
+        except StoreError as error:
+            errors.append(type(error).__name__)
+            return False
+        expected.append(f"t{number:02}")
+        return True
+
+    store = None
+    while store is None:
+        try:
+            store = Store.open(path, map_size=MAP_SIZE, pack_limit=20_000)
+        except StoreError as error:
+            errors.append(type(error).__name__)
+    with store:
+        for number in range(10):
+            while not once(store, number):
+                check_all(store)
+            check_all(store)
+    with Store.open(path) as store:
+        check_all(store)
+    print(*errors)
+
+
 def hold(path: Path) -> None:
     with Store.open(path):
         print("open", flush=True)
@@ -192,5 +233,7 @@ if __name__ == "__main__":
         work(where, int(sys.argv[3]))
     elif what == "full":
         full(where)
+    elif what == "insist":
+        insist(where)
     else:
         hold(where)

@@ -9,7 +9,9 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,9 @@ check_rounds: Callable[[Store], int] = _program["check"]
 LABELS = steps.STORE_STEPS
 #: Steps that are passed only when something was left behind.
 CLEANING = ("pack.truncate", "pack.discard")
+
+#: A row's worth of inode numbers: about 1,000 bytes.
+WIDE = tuple(range(2**40, 2**40 + 111))
 
 
 def run(*arguments: str, crash_at: str = "") -> tuple[int, list[str]]:
@@ -196,6 +201,34 @@ def test_bytes_that_a_failed_sync_lost_are_never_named(place: Path) -> None:
             assert reader.threads() == []
 
 
+@pytest.fixture(scope="session")
+def failing_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("library") / "failing_calls.so"
+    source = PROGRAM.with_name("failing_calls.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True, timeout=60)
+    return library
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("passing", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("function", ["pwrite", "writev", "pwritev", "fdatasync", "fsync"])
+def test_a_failing_call_of_the_system(
+    place: Path, failing_calls: Path, function: str, passing: int, number: int
+) -> None:
+    environment = dict(os.environ, LD_PRELOAD=str(failing_calls), COGFS_FAIL=f"{function}:{passing}:{number}")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "insist", str(place)],
+        env=environment,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    expected = b"StoreIO" if number == errno.EIO else b"NoSpace"
+    # A store is made with six calls of fsync, and each of the two packs takes one.
+    assert done.stdout.split() == ([] if function == "fsync" and passing > 8 else [expected])
+
+
 def test_the_disk_is_full(tmp_path: Path) -> None:
     mount = tmp_path / "small"
     mount.mkdir()
@@ -208,21 +241,39 @@ def test_the_disk_is_full(tmp_path: Path) -> None:
 
 
 def test_the_map_grows_while_others_read(place: Path) -> None:
-    with Store.open(place, map_size=64 * 1024) as store:
+    ended = threading.Event()
+
+    def read(store: Store) -> int:
+        reads = 0
+        while not ended.is_set():
+            with store.read() as reader:
+                # In one transaction all of a change is there or nothing of it.
+                for count in range(40):
+                    first = reader.link(f"w{count}", 0)
+                    assert (first is None) == (reader.link(f"w{count}", 199) is None)
+                    assert first in {None, (count, WIDE)}
+                    assert store.read_blob(store.put_blob(b"%d" % (reads % 7))) == b"%d" % (reads % 7)
+            reads += 1
+        return reads
+
+    with Store.open(place, map_size=64 * 1024) as store, ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read, store) for _ in range(3)]
         for count in range(40):
             with store.write() as rows:
                 for inode in range(200):
-                    rows.put_link(f"w{count}", inode, count, (b"x" * 1000,))
-                assert rows.link(f"w{count}", 7) == (count, (b"x" * 1000,))
+                    rows.put_link(f"w{count}", inode, count, WIDE)
+                assert rows.link(f"w{count}", 7) == (count, WIDE)
             for index in range(50):
                 store.put_blob(f"{count} {index}".encode())
+        ended.set()
+        assert all(reader.result() > 0 for reader in readers)
         store.sync()
-        assert store.stats().objects == 2000
+        assert 2000 < store.stats().objects <= 2007
         with store.read() as reader:
             for count in range(40):
                 assert all(reader.link(f"w{count}", inode) is not None for inode in range(200))
     with Store.open(place, map_size=64 * 1024) as store, store.read() as reader:
-        assert reader.link("w39", 199) == (39, (b"x" * 1000,))
+        assert reader.link("w39", 199) == (39, WIDE)
 
 
 def test_one_large_change_grows_the_map_in_the_middle(place: Path) -> None:
@@ -230,12 +281,12 @@ def test_one_large_change_grows_the_map_in_the_middle(place: Path) -> None:
         with store.write() as rows:
             rows.put_thread(ThreadRow("t", "", "", 0, 0, 0))
             for inode in range(3000):
-                rows.put_link("w", inode, inode, (bytes([inode % 251]) * 10_000,))
+                rows.put_link("w", inode, inode, (inode % 251, *WIDE * 10))
                 if inode % 500 == 499:
                     assert rows.thread("t")
                     rows.delete_link("w", inode - 1)
         with store.read() as reader:
             assert reader.thread("t")
             for inode in range(3000):
-                wanted = None if inode % 500 == 498 else (inode, (bytes([inode % 251]) * 10_000,))
+                wanted = None if inode % 500 == 498 else (inode, (inode % 251, *WIDE * 10))
                 assert reader.link("w", inode) == wanted

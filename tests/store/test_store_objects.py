@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import os
 import random
 import tempfile
@@ -52,6 +53,11 @@ def test_blobs_come_back(place: Path, data: bytes) -> None:
         assert store.put_blob(data) == name
         assert store.stats().objects == 1
         store.verify_file(name)
+
+
+def test_a_view_of_larger_items_is_put_byte_by_byte(store: Store) -> None:
+    numbers = array.array("Q", range(100))
+    assert store.read_blob(store.put_blob(memoryview(numbers))) == numbers.tobytes()
 
 
 def test_what_is_not_there_is_not_found(store: Store) -> None:

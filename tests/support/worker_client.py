@@ -97,6 +97,14 @@ class WorkerClient:
         self.expect(channel.Committed(frozen.generation), channel.Done)
         return frozen
 
+    def stats(self) -> channel.Stats:
+        """The worker's counters."""
+        return self.expect(channel.GetStats(), channel.Stats)
+
+    def counts(self) -> dict[str, int]:
+        """Calls by operation."""
+        return {operation.name: operation.count for operation in self.stats().operations}
+
     def close(self) -> None:
         """End the connection."""
         os.close(self.root_fd)
@@ -114,7 +122,14 @@ class WorkerClient:
 class MountedWorker:
     """A worker with a backing directory of its own, mounted elsewhere or in place."""
 
-    def __init__(self, *arguments: str, in_place: bool = False, base: Path | None = None, python: str = "") -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        in_place: bool = False,
+        base: Path | None = None,
+        python: str = "",
+        user: int | None = None,
+    ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="cogfs-test-", dir=base))
         self.directory.chmod(0o755)
         self.root = self.directory / "root"
@@ -125,6 +140,10 @@ class MountedWorker:
         self.log_path = self.directory / "worker.log"
         self._arguments = arguments
         self._python = python or sys.executable
+        self._user = user
+        if user is not None:
+            for path in (self.directory, self.root, self.mountpoint):
+                os.chown(path, user, user)
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -142,7 +161,13 @@ class MountedWorker:
         try:
             with self.log_path.open("ab") as log:
                 process = subprocess.Popen(
-                    [*command, *self._arguments], pass_fds=[writer], stderr=log, start_new_session=True
+                    [*command, *self._arguments],
+                    pass_fds=[writer],
+                    stderr=log,
+                    start_new_session=True,
+                    user=self._user,
+                    group=self._user,
+                    extra_groups=None if self._user is None else [],
                 )
         finally:
             os.close(writer)

@@ -8,7 +8,6 @@ to be full it is ended, the map grows, and the list is done again in a new trans
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +16,15 @@ from typing import Any
 import lmdb
 
 from cogfs.store.errors import Corrupt, NoSpace, StoreError, of_index, of_system, translated
+from cogfs.store.files import make_private
 from cogfs.store.gate import Gate
 from cogfs.store.steps import step
 
 MAP_SIZE = 1024 * 1024 * 1024
-_MAX_READERS = 126
-#: Room for the table of readers, with a page to spare.
-_LOCK_FILE_SIZE = 16384
+#: Transactions that read at the same time.
+_MAX_READERS = 1000
+#: Room for the table of readers, 64 bytes each, with some to spare.
+_LOCK_FILE_SIZE = 80 * 1024
 #: A change starts with at least so much of the map free.
 _HEADROOM = 4 * 1024 * 1024
 
@@ -141,6 +142,7 @@ class Change(View):
                 self._again()
             except lmdb.Error as error:
                 self._transaction.abort()
+                self._database.revive()
                 raise of_index(error, "committing") from error
             except OSError as error:
                 self._transaction.abort()
@@ -196,8 +198,8 @@ class Database:
         self._closed = False
         with translated("opening its index"):
             # LMDB maps this file and makes it sparse; on a full disk the first touch of a hole would kill the process.
-            _make_private(directory / "lock.mdb", _LOCK_FILE_SIZE)
-            used = _make_private(directory / "data.mdb", 0)
+            make_private(directory / "lock.mdb", _LOCK_FILE_SIZE)
+            used = make_private(directory / "data.mdb", 0)
             self._map_size = map_size
             while self._map_size < 2 * used:
                 self._map_size *= 2
@@ -266,23 +268,16 @@ class Database:
     def change(self, expected: int = 0) -> Change:
         """Begins the transaction that writes, with room in the map for about ``expected`` bytes."""
         self._check_open()
-        try:
-            info = self._environment.info()
-            used = (info["last_pgno"] + 1) * self._environment.stat()["psize"]
-            if info["map_size"] - used < _HEADROOM + 2 * expected:
-                self.grow(2 * expected)
-            return Change(self)
-        except lmdb.PanicError:
-            # A write of LMDB's own root page failed, and it refuses to go on until it is opened anew.
-            self._reopen()
-            return Change(self)
+        info = self._environment.info()
+        used = (info["last_pgno"] + 1) * self._environment.stat()["psize"]
+        if info["map_size"] - used < _HEADROOM + 2 * expected:
+            self.grow(2 * expected)
+        return Change(self)
 
     def begin(self) -> lmdb.Transaction[bytes]:
-        """The bare transaction behind a change. PanicError as it is, other errors as the store's."""
+        """The bare transaction behind a change."""
         try:
             return self._environment.begin(write=True)
-        except lmdb.PanicError:
-            raise
         except lmdb.Error as error:
             raise of_index(error, "writing") from error
 
@@ -303,30 +298,25 @@ class Database:
         with translated("looking at its index"):
             return (self._directory / "data.mdb").stat().st_blocks * 512
 
-    def _reopen(self) -> None:
-        with self._gate.alone(), translated("opening its index again"):
-            self._environment.close()
-            try:
-                self._open()
-            except BaseException:
-                self._closed = True
-                raise
+    def revive(self) -> None:
+        """Opens the environment again where LMDB refuses to go on, as it does when a write of its root page failed.
+
+        Waits for readers; no change may be open.
+        """
+        try:
+            self._environment.begin().abort()
+        except lmdb.PanicError:
+            with self._gate.alone(), translated("opening its index again"):
+                self._environment.close()
+                try:
+                    self._open()
+                except BaseException:
+                    self._closed = True
+                    raise
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("The store is closed.")
-
-
-def _make_private(path: Path, size: int) -> int:
-    """Makes the file, if need be, for its owner only and with ``size`` bytes on disk; returns its length."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(fd, 0o600)
-        if size:
-            os.posix_fallocate(fd, 0, size)
-        return os.fstat(fd).st_size
-    finally:
-        os.close(fd)
 
 
 def check_number(value: bytes | None, size: int, what: str) -> int:

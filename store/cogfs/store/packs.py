@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cogfs.store.errors import Corrupt, StoreError, of_system, translated
+from cogfs.store.files import sync_directory
 from cogfs.store.records import (
     PACK_HEADER_SIZE,
     RECORD_HEADER_SIZE,
@@ -149,7 +150,7 @@ class Packs:
             # Cleared first: a pack made meanwhile sets it again.
             self._directory_unsynced = False
             try:
-                _sync_directory(self._directory)
+                sync_directory(self._directory)
             except OSError:
                 self._directory_unsynced = True
                 raise
@@ -296,11 +297,3 @@ def _read_exactly(fd: int, offset: int, length: int) -> bytes:
         parts.append(data)
         got += len(data)
     return b"".join(parts)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from cogfs.store.errors import Locked, NetworkFilesystem, Unsafe, UnsupportedFormat, of_system, translated
+from cogfs.store.files import sync_directory
 from cogfs.store.schema import FORMAT_VERSION
 from cogfs.store.steps import step
 
@@ -84,6 +85,7 @@ class Place:
             _check_filesystem(parent)
         for directory in reversed(missing):
             _make_directory(directory)
+            _sync_names_in(directory.parent)
         _make_directory(path)
         _check_filesystem(path)
 
@@ -101,9 +103,10 @@ class Place:
         return fd
 
     def _remove_temporary(self) -> None:
-        for name in os.listdir(self.path):
-            if name.endswith(_TEMPORARY):
-                os.unlink(self.path / name)
+        try:
+            os.unlink(self.path / (FORMAT + _TEMPORARY))
+        except FileNotFoundError:
+            pass
 
     def _check_format(self) -> None:
         path = self.path / FORMAT
@@ -133,11 +136,8 @@ class Place:
             os.fsync(fd)
         step("store.format")
         os.rename(temporary, path)
-        directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self.path)
+        _sync_names_in(self.path.parent)
 
 
 def _make_directory(path: Path) -> None:
@@ -154,11 +154,21 @@ def _make_directory(path: Path) -> None:
     if status.st_uid != os.geteuid():
         raise Unsafe(f"{path} belongs to another user; the store must be the user's own.")
     if stat.S_IMODE(status.st_mode) != 0o700:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # By a descriptor, so that no symlink is followed, of the sort that needs no permission: the umask may have
+        # taken all.
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.fchmod(fd, 0o700)
+            os.chmod(f"/proc/self/fd/{fd}", 0o700)
         finally:
             os.close(fd)
+
+
+def _sync_names_in(parent: Path) -> None:
+    """Makes the names in ``parent`` durable, unless it is a directory of another user that cannot be opened."""
+    try:
+        sync_directory(parent)
+    except PermissionError:
+        pass
 
 
 def filesystem_type(path: Path) -> int:

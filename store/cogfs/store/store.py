@@ -18,7 +18,8 @@ from typing import NamedTuple, Self
 
 from cogfs.store import chunking, packs, trees
 from cogfs.store.database import MAP_SIZE, Change, Database, Table, check_number
-from cogfs.store.errors import Corrupt, StoreError, UnsupportedFormat
+from cogfs.store.errors import Corrupt, StoreError, UnsupportedFormat, translated
+from cogfs.store.files import sync_directory
 from cogfs.store.objects import Objects
 from cogfs.store.packs import Packs
 from cogfs.store.place import Place
@@ -96,7 +97,12 @@ class Store:
     # --- objects
 
     def put_blob(self, data: bytes | memoryview) -> Hash:
-        """Puts the content of a small file. It is durable after the next ``sync`` or ``write``."""
+        """Puts the content of a small file. It is durable after the next ``sync`` or ``write``.
+
+        What a memoryview shows must not change meanwhile.
+        """
+        if isinstance(data, memoryview):
+            data = data.cast("B")
         return self._objects.put(ObjectKind.BLOB, data)
 
     def put_file(self, fd: int, size_hint: int) -> tuple[Hash, int]:
@@ -275,6 +281,8 @@ class Store:
         if self._packs.numbers():
             raise Corrupt(f"The index of {self.path} is missing or empty, and there are packs; it must be rebuilt.")
         step("index.create")
+        with translated("making its index"):
+            sync_directory(self._place.index)
         change = self._database.change()
         try:
             change.put(Table.META, _FORMAT_KEY, FORMAT_VERSION.to_bytes(_FORMAT_SIZE))

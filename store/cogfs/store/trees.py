@@ -20,30 +20,34 @@ _chunks_decoder = msgspec.msgpack.Decoder(Chunks)
 _REASONS = frozenset(reason.value.encode() for reason in OpaqueReason)
 _MODE_MASK = 0o7777
 _TYPE_MASK = 0o170000
+# Members of an enumeration are slow to look up, and this is done for each entry of each directory.
+_FILE, _DIRECTORY, _SYMLINK, _OPAQUE = Kind.FILE, Kind.DIRECTORY, Kind.SYMLINK, Kind.OPAQUE
+_WITH_CONTENT = (_FILE, _DIRECTORY)
+_DOTS = frozenset({b".", b".."})
 
 
 def check_name(name: bytes) -> None:
     """ValueError unless ``name`` can be the name of one entry of a directory."""
-    if not name or name in {b".", b".."} or b"/" in name or b"\0" in name:
+    if not name or name in _DOTS or b"/" in name or b"\0" in name:
         raise ValueError(f"{name!r} cannot be the name of an entry")
 
 
 def check_entry(entry: TreeEntry) -> None:
     """ValueError unless ``entry`` is in its one valid form. Its name is not looked at."""
-    has_content = entry.kind in {Kind.FILE, Kind.DIRECTORY}
+    has_content = entry.kind in _WITH_CONTENT
     if len(entry.hash) != (HASH_SIZE if has_content else 0):
         raise ValueError(f"{entry.name!r} has a hash of {len(entry.hash)} bytes")
-    mask = _MODE_MASK if has_content else _TYPE_MASK if entry.kind == Kind.OPAQUE else 0
+    mask = _MODE_MASK if has_content else _TYPE_MASK if entry.kind == _OPAQUE else 0
     if entry.mode & ~mask:
         raise ValueError(f"{entry.name!r} has the mode {entry.mode:o}")
-    if entry.size < 0 or (entry.size and entry.kind != Kind.FILE):
+    if entry.size < 0 or (entry.size and entry.kind != _FILE):
         raise ValueError(f"{entry.name!r} has the size {entry.size}")
     if entry.link_group < 0:
         raise ValueError(f"{entry.name!r} has the link group {entry.link_group}")
-    if entry.kind == Kind.SYMLINK:
+    if entry.kind == _SYMLINK:
         if not entry.target or b"\0" in entry.target:
             raise ValueError(f"{entry.name!r} has no valid target")
-    elif entry.kind == Kind.OPAQUE:
+    elif entry.kind == _OPAQUE:
         if entry.target not in _REASONS:
             raise ValueError(f"{entry.name!r} has the unknown reason {entry.target!r}")
     elif entry.target:
@@ -81,7 +85,10 @@ def encode_tree(entries: Sequence[TreeEntry]) -> bytes:
 
 def decode_tree(data: bytes) -> Tree:
     """The directory that ``data`` describes. ValueError when it is not a valid one."""
-    tree = _tree_decoder.decode(data)
+    try:
+        tree = _tree_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
     _check_tree(tree.entries)
     return tree
 
@@ -94,6 +101,9 @@ def encode_chunks(chunks: Chunks) -> bytes:
 
 def decode_chunks(data: bytes) -> Chunks:
     """The chunk list that ``data`` describes. ValueError when it is not a valid one."""
-    chunks = _chunks_decoder.decode(data)
+    try:
+        chunks = _chunks_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
     _check_chunks(chunks)
     return chunks

@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from cogfs.fsd.control import logs, places
 from cogfs.fsd.control.daemon import AlreadyRunning, run
@@ -49,6 +50,13 @@ def execute(
         print(f"cogfsd: {fault}", file=sys.stderr)
         return fault.reason.exit_code
     return 0
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End the process now: a thread that a dead disk or a mount has caught must not keep it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -48,7 +48,7 @@ def run(
     *,
     leave_mounts: bool,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Called in the main thread.
+    """Serve until SIGTERM, SIGINT or SIGHUP. Called in the main thread.
 
     AlreadyRunning; CogfsError or StoreError when it cannot begin.
     """
@@ -56,10 +56,11 @@ def run(
     ended = threading.Event()
     with ExitStack() as stack:
         stack.callback(os.close, _lock(places))
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             stack.callback(signal.signal, number, signal.signal(number, lambda *_: ended.set()))
         store = stack.enter_context(Store.open(places.store))
         engine = make_engine(store)
+        stack.callback(engine.close)
         supervisor = Supervisor(places, store, engine)
         services = [
             *_own_services(places, store, engine, supervisor),

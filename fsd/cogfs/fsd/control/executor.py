@@ -68,6 +68,10 @@ class Executor:
         self._done = 0
         self._privileged = os.geteuid() == 0
         self._opened: dict[bytes, int] = {}
+        #: The directory that was asked last whether it gives attributes to what is made in it, and its answer.
+        self._inheriting: tuple[bytes | None, bool] = (None, False)
+        #: The directory in which something is being done.
+        self._here = b""
         self._reach: Beneath
         #: Directories that were to go and still hold something made since.
         self.left: list[bytes] = []
@@ -180,16 +184,36 @@ class Executor:
             raise
 
     def _write(self, dir_fd: int, name: bytes, after: TreeEntry) -> None:
-        fd = os.open(name, _CREATE, 0o600, dir_fd=dir_fd)
+        ours = not self._privileged or (after.uid, after.gid) in ((-1, -1), (os.geteuid(), os.getegid()))
+        fd = os.open(name, _CREATE, after.mode & 0o777 if ours else 0o600, dir_fd=dir_fd)
         try:
+            # Each question to the mount is a round trip: what the creation has just told is not asked again.
+            made = os.fstat(fd)
             passing("restore.write")
             for piece in self._store.read_file(after.hash):
                 rest = memoryview(piece)
                 while rest:
                     rest = rest[os.write(fd, rest) :]
-            self._attributes(fd, after)
+            if after.xattrs or self._inherits(dir_fd):
+                self._attributes(fd, after)
+                return
+            if self._privileged and after.uid >= 0 and (made.st_uid, made.st_gid) != (after.uid, after.gid):
+                os.chown(fd, after.uid, after.gid)
+                os.chmod(fd, after.mode)
+            elif stat.S_IMODE(made.st_mode) != after.mode:
+                os.chmod(fd, after.mode)
         finally:
             os.close(fd)
+
+    def _inherits(self, dir_fd: int) -> bool:
+        """Whether what is made in a directory is given attributes by it."""
+        if self._inheriting[0] != self._here:
+            try:
+                names = os.listxattr(by_descriptor(dir_fd))
+            except OSError:
+                names = ["?"]
+            self._inheriting = (self._here, any(name in ("?", "system.posix_acl_default") for name in names))
+        return self._inheriting[1]
 
     def _link_group(self, group: int, members: Sequence[bytes]) -> None:
         """Make the names of one file names of one file again, keeping an inode that is already right."""
@@ -318,6 +342,7 @@ class Executor:
 
     def _in_writable(self, path: bytes, act: Callable[[int], None]) -> None:
         """Do something in a directory, opening it for that when it is our own and read-only."""
+        self._here = path
         try:
             act(self._existing(path))
         except PermissionError:

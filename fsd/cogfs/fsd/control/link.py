@@ -34,6 +34,7 @@ _POKES = 4
 #: Seconds that sending one frame may make no progress.
 _SEND_PATIENCE = 30
 _READ_SIZE = 1 << 18
+_INT = struct.Struct("i")
 
 
 class WorkerGone(CogfsError):
@@ -66,6 +67,27 @@ class OtherVersion(CogfsError):
         super().__init__(Reason.UNAVAILABLE, message)
 
 
+class _Poker:
+    """Makes the kernel send a worker requests: its session may sit in a read of ``/dev/fuse`` until one comes."""
+
+    def __init__(self, mountpoint: bytes) -> None:
+        self._mountpoint = mountpoint
+        self._free = threading.Semaphore(_POKES)
+
+    def poke(self) -> None:
+        """Never waits; the thread that does may be stuck for as long as the worker is."""
+        if self._free.acquire(blocking=False):
+            threading.Thread(target=self._run, name="link-poke", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            os.statvfs(self._mountpoint)
+        except OSError:
+            pass  # Whether the mount is well is not the question here.
+        finally:
+            self._free.release()
+
+
 class WorkerLink:
     """One connection. ``root_fd`` and everything else is valid until ``close``."""
 
@@ -82,7 +104,7 @@ class WorkerLink:
         self._ended = False
         self._closed = False
         self._on_end: Callable[[], None] | None = None
-        self._pokes = threading.Semaphore(_POKES)
+        self._poker = _Poker(welcome.mountpoint)
         # Recv has no time limit, sending has: a worker that stopped reading must not hold a thread for ever.
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_PATIENCE, 0))
@@ -90,8 +112,8 @@ class WorkerLink:
         self._reader.start()
 
     @classmethod
-    def connect(cls, path: Path, timeout: float = 10.0) -> WorkerLink:
-        """Connect to the worker that listens at ``path`` and shake hands.
+    def connect(cls, path: Path, mountpoint: bytes, timeout: float = 10.0) -> WorkerLink:
+        """Connect to the worker that listens at ``path`` and, as far as is known, serves ``mountpoint``; shake hands.
 
         WorkerGone when nobody answers there, OtherVersion when its version is not ours.
         """
@@ -101,7 +123,7 @@ class WorkerLink:
             connection.settimeout(timeout)
             _connect(connection, path)
             connection.sendall(channel.encode(Hello(version=channel.PROTOCOL_VERSION, control_pid=os.getpid())))
-            welcome = _receive_welcome(connection, descriptors, time.monotonic() + timeout)
+            welcome = _receive_welcome(connection, descriptors, _Poker(mountpoint), timeout)
             if welcome.version != channel.PROTOCOL_VERSION:
                 raise OtherVersion(
                     f"the mount worker {welcome.worker_pid} speaks version {welcome.version} of the channel and this "
@@ -189,22 +211,7 @@ class WorkerLink:
                     raise WorkerSilent(
                         f"the mount worker {self.welcome.worker_pid} did not answer {name} within {timeout:g} s"
                     ) from None
-                self._poke()
-
-    def _poke(self) -> None:
-        """Make the kernel send the worker a request: its session may sit in a read of ``/dev/fuse`` until one comes."""
-        if not self._pokes.acquire(blocking=False):
-            return
-
-        def poke() -> None:
-            try:
-                os.statvfs(self.mountpoint)
-            except OSError:
-                pass  # Whether the mount is well is not the question here.
-            finally:
-                self._pokes.release()
-
-        threading.Thread(target=poke, name="link-poke", daemon=True).start()
+                self._poker.poke()
 
     def _read(self) -> None:
         splitter = Splitter()
@@ -254,11 +261,19 @@ def _connect(connection: socket.socket, path: Path) -> None:
         os.close(directory)
 
 
-def _receive_welcome(connection: socket.socket, descriptors: list[int], deadline: float) -> Welcome:
+def _receive_welcome(connection: socket.socket, descriptors: list[int], poker: _Poker, timeout: float) -> Welcome:
+    """The worker's greeting; the descriptors that came with it go into ``descriptors``. OSError, also when late."""
+    deadline = time.monotonic() + timeout
     splitter = Splitter()
     while True:
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
-        data, received, _flags, _address = socket.recv_fds(connection, _READ_SIZE, 4, socket.MSG_CMSG_CLOEXEC)
+        connection.settimeout(min(_POKE_AFTER, max(0.001, deadline - time.monotonic())))
+        try:
+            data, received = _receive_descriptors(connection)
+        except TimeoutError:
+            if time.monotonic() >= deadline:
+                raise
+            poker.poke()
+            continue
         descriptors.extend(received)
         if not data:
             raise WorkerGone("the mount worker closed the connection instead of answering")
@@ -268,3 +283,15 @@ def _receive_welcome(connection: socket.socket, descriptors: list[int], deadline
                 return channel.welcome_decoder.decode(bodies[0])
         except (ValueError, msgspec.MsgspecError) as error:
             raise OtherVersion(f"the mount worker's greeting cannot be understood: {error}") from error
+
+
+def _receive_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
+    # socket.recv_fds of Python 3.11 takes flags and drops them.
+    space = socket.CMSG_SPACE(4 * _INT.size)
+    data, ancillary, _flags, _address = connection.recvmsg(_READ_SIZE, space, socket.MSG_CMSG_CLOEXEC)
+    received: list[int] = []
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(content) - len(content) % _INT.size
+            received += [number for (number,) in _INT.iter_unpack(content[:whole])]
+    return data, received

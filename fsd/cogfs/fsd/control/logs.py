@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 
 import structlog
 
@@ -34,5 +35,11 @@ def configure(level: str) -> None:
             foreign_pre_chain=shared,
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
         )
+    )
+    log = structlog.get_logger("cogfs")
+    threading.excepthook = lambda caught: log.error(
+        "a thread ended by an error",
+        thread=caught.thread.name if caught.thread else "",
+        exc_info=caught.exc_value or caught.exc_type,
     )
     logging.basicConfig(handlers=[handler], level=max(number, logging.INFO), force=True)

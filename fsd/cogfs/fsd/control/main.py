@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from cogfs.fsd.control.command import execute
+from cogfs.fsd.control.command import execute, leave
 from cogfs.fsd.control.engine import Engine
 from cogfs.fsd.control.server import Registration
 from cogfs.fsd.control.services.snapshots import SnapshotService
@@ -15,8 +15,8 @@ from cogfs.v1.snapshot_pb2_grpc import add_SnapshotServiceServicer_to_server
 from cogfs.v1.thread_pb2_grpc import add_ThreadServiceServicer_to_server
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return execute(arguments, Engine, _services)
+def main() -> NoReturn:
+    leave(execute(None, Engine, _services))
 
 
 def _services(store: Store, engine: Engine) -> Sequence[Registration]:
@@ -29,4 +29,4 @@ def _services(store: Store, engine: Engine) -> Sequence[Registration]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -54,6 +54,10 @@ class Places:
     def worker_socket(self, workspace_id: str) -> Path:
         return self.workers / f"{workspace_id}.sock"
 
+    def worker_mark(self, workspace_id: str) -> Path:
+        """A file that the workspace's worker has open for as long as it runs."""
+        return self.workers / f"{workspace_id}.worker"
+
     def worker_log(self, workspace_id: str) -> Path:
         return self.logs / f"{workspace_id}.log"
 

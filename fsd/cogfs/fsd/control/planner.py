@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from cogfs.fsd.control.beneath import join
+from cogfs.fsd.control.beneath import join, split
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.rules import Rules
 from cogfs.store.schema import Hash, Kind, OpaqueReason, TreeEntry
@@ -299,7 +299,7 @@ class Planner:
 
         def right(path: bytes, before: TreeEntry, after: TreeEntry) -> bool:
             members = frozenset(theirs.get(after.link_group, ())) if after.link_group else frozenset((path,))
-            return ours_of(path, before) in (members, frozenset(filter(self._in_filter, members)))
+            return ours_of(path, before) in (members, frozenset(filter(self.in_filter, members)))
 
         steps = []
         for step in plan.steps:
@@ -316,7 +316,7 @@ class Planner:
             steps.append(step)
         have = {step.path for step in steps}
         for group in {step.after.link_group for step in steps if step.after is not None and step.after.link_group}:
-            members = tuple(sorted(filter(self._in_filter, theirs.get(group, ()))))
+            members = tuple(sorted(filter(self.in_filter, theirs.get(group, ()))))
             plan.groups[group] = members
             for path in members:
                 before, after = our_entries.get(path), their_entries[path]
@@ -337,7 +337,8 @@ class Planner:
                 entries[path] = entry
         return groups, entries
 
-    def _in_filter(self, path: bytes) -> bool:
+    def in_filter(self, path: bytes) -> bool:
+        """Whether the filter takes a path."""
         return not self._paths or any(
             not wanted or path == wanted or path.startswith(wanted + b"/") for wanted in self._paths
         )
@@ -414,19 +415,34 @@ def count(store: Store, root: TreeEntry, paths: Iterable[bytes]) -> int:
     return total
 
 
-def patched(store: Store, root: TreeEntry, path: bytes, entry: TreeEntry | None) -> TreeEntry:
-    """``root`` with ``entry`` (None: nothing) at ``path``, whose directories exist in it; puts the new trees."""
-    names = path.split(b"/")
-    chain = [root]
-    for name in names[:-1]:
-        chain.append(next(child for child in store.read_tree(chain[-1].hash).entries if child.name == name))
-    for depth in range(len(names) - 1, -1, -1):
-        children = {child.name: child for child in store.read_tree(chain[depth].hash).entries}
-        if entry is None:
-            children.pop(names[depth], None)
-        else:
-            children[names[depth]] = msgspec.structs.replace(entry, name=names[depth])
-        tree = store.put_tree([children[name] for name in sorted(children)])
-        entry = msgspec.structs.replace(chain[depth], hash=tree)
-    assert entry is not None
-    return entry
+def patched(store: Store, root: TreeEntry, changes: Mapping[bytes, TreeEntry | None]) -> TreeEntry:
+    """``root`` with other entries (None: nothing) at some paths below it, whose directories exist in it.
+
+    A directory's entry may come with changes below it, which go into its tree. Each tree is put once.
+    """
+    waiting: dict[int, dict[bytes, dict[bytes, TreeEntry | None]]] = {}
+
+    def set_entry(path: bytes, entry: TreeEntry | None) -> None:
+        parent, name = split(path)
+        waiting.setdefault(path.count(b"/"), {}).setdefault(parent, {})[name] = entry
+
+    for path, entry in changes.items():
+        set_entry(path, entry)
+    for depth in range(max(waiting, default=-1), -1, -1):
+        for parent, names in waiting.get(depth, {}).items():
+            above = find(store, root, parent)
+            assert above is not None and above.kind is Kind.DIRECTORY, parent
+            children = {child.name: child for child in store.read_tree(above.hash).entries}
+            for name, entry in names.items():
+                if entry is None:
+                    children.pop(name, None)
+                else:
+                    children[name] = msgspec.structs.replace(entry, name=name)
+            tree = store.put_tree([children[name] for name in sorted(children)])
+            if not parent:
+                return msgspec.structs.replace(root, hash=tree)
+            grandparent, name = split(parent)
+            planned = waiting.get(depth - 1, {}).get(grandparent, {}).get(name, above)
+            assert planned is not None, parent
+            set_entry(parent, msgspec.structs.replace(planned, hash=tree))
+    return root

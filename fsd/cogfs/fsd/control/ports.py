@@ -63,5 +63,8 @@ class Workspaces(Protocol):
     def forget(self, workspace_id: str) -> None:
         """The workspace was deleted."""
 
+    def close(self) -> None:
+        """The daemon ends: wait for what is being read into the store."""
+
 
 EngineT = TypeVar("EngineT", bound=Workspaces)

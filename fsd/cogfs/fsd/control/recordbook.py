@@ -46,12 +46,20 @@ class RecordBook:
         self._directories: dict[int, DirectoryRow | None] = {}
         self._links: dict[int, Link | None] = {}
         self._held = 0
+        self._looked_up: tuple[int, dict[bytes, StatRow]] = (0, {})
 
     def directory(self, inode: int) -> DirectoryRow | None:
         if inode in self._directories or not self._workspace_id:
             return self._directories.get(inode)
         with self._store.read() as reader:
             return reader.directory(self._workspace_id, inode)
+
+    def row(self, directory: int, name: bytes) -> StatRow | None:
+        """What was recorded of one name; quick for the names of one directory after another."""
+        if self._looked_up[0] != directory:
+            found = self.directory(directory)
+            self._looked_up = (directory, {row.entry.name: row for row in found.rows} if found is not None else {})
+        return self._looked_up[1].get(name)
 
     def put_directory(self, inode: int, row: DirectoryRow) -> None:
         self._directories[inode] = row

@@ -107,7 +107,8 @@ def _opaque(name: bytes, status: os.stat_result, reason: OpaqueReason) -> StatRo
     return _status(TreeEntry(name, Kind.OPAQUE, stat.S_IFMT(status.st_mode), target=reason.encode()), status)
 
 
-def _same_stat(row: StatRow, status: os.stat_result) -> bool:
+def same_stat(row: StatRow, status: os.stat_result) -> bool:
+    """Whether a file has the stat that was recorded."""
     return (
         row.inode == status.st_ino
         and row.size == status.st_size
@@ -502,7 +503,7 @@ class Recorder:
 
     def _unchanged(self, frame: _Frame, old: StatRow, status: os.stat_result) -> bool:
         """Whether a name is what was recorded, as far as its stat and what the worker saw can tell."""
-        if old.entry.kind is not Kind.FILE or not _same_stat(old, status):
+        if old.entry.kind is not Kind.FILE or not same_stat(old, status):
             return False
         if self._tracked:
             return status.st_ino not in self._touched

@@ -23,7 +23,7 @@ from cogfs.fsd.control.occupancy import Touched, blocking, occupants
 from cogfs.fsd.control.planner import Plan, Planner, count, find, normal_path, patched
 from cogfs.fsd.control.ports import Link
 from cogfs.fsd.control.recordbook import RecordBook
-from cogfs.fsd.control.recorder import Recorder
+from cogfs.fsd.control.recorder import Recorder, same_stat
 from cogfs.fsd.control.report import restore_report
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.syscalls import syncfs
@@ -104,6 +104,11 @@ class Restoration:
             if not request.missing_ok:
                 self._check_paths(current.root, target, paths)
             base, plan = self._plan(link, current.root, target, paths)
+            if self._bypassed(link.root_fd, plan):
+                _log.warning("files changed without the mount; looking at all of them", workspace=workspace.id)
+                current = workspace.record(link, frozen, scan=True)
+                workspace.commit(link, current)
+                base, plan = self._plan(link, current.root, target, paths)
             touched = Touched(link.root_fd, plan)
             who = occupants(link, plan, touched, strict=request.strict)
             report = restore_report(store, target.id, plan, who, dry_run=request.dry_run)
@@ -171,6 +176,7 @@ class Restoration:
             missing = plan.uncaptured()
             if not missing:
                 break
+            found: dict[bytes, TreeEntry | None] = {}
             with beneath(link.root_fd) as reach:
                 for one in missing:
                     entry = self._capture(reach, one.path, rules)
@@ -180,7 +186,14 @@ class Restoration:
                             Reason.DENIED,
                             f"the restore would change {os.fsdecode(one.path)!r}, which no snapshot could keep ({why})",
                         )
-                    base = patched(self._store, base, one.path, entry)
+                    found[one.path] = entry
+            base = patched(self._store, base, found)
+        told = {path for path, _ in plan.kept}
+        for skipped in target.skipped:
+            # Also where nothing differs: what was skipped may have changed, and nobody knows from what.
+            if skipped.path not in told and planner.in_filter(skipped.path) and find(self._store, base, skipped.path):
+                plan.kept.append((skipped.path, skipped.reason))
+        plan.kept.sort()
         if paths and b"" not in paths:
             recorded = count(self._store, target.root, paths)
         else:
@@ -188,6 +201,24 @@ class Restoration:
             recorded = stats.files + stats.directories + stats.symlinks
         plan.unchanged = max(0, recorded - sum(one.path != b"" for one in plan.steps if one.after is not None))
         return base, plan
+
+    def _bypassed(self, root_fd: int, plan: Plan) -> bool:
+        """Whether something that the plan changes is not what was recorded: somebody reached it past the mount."""
+        book = RecordBook(self._store, self._workspace.id)
+        with beneath(root_fd) as reach:
+            for one in sorted(plan.steps, key=lambda one: split(one.path)):
+                if one.before is None or not one.path or one.before.kind in (Kind.DIRECTORY, Kind.OPAQUE):
+                    continue
+                parent, name = split(one.path)
+                try:
+                    fd = reach.directory(parent)
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                except OSError:
+                    return True
+                row = book.row(os.fstat(fd).st_ino, name)
+                if row is None or not same_stat(row, status):
+                    return True
+        return False
 
     def _capture(self, reach: Beneath, path: bytes, rules: Rules) -> TreeEntry | None:
         """What is at ``path`` now, whatever its size, in the store; None when nothing is."""
@@ -383,6 +414,9 @@ class Restoration:
             with self._store.read() as reader:
                 journal = reader.journal(self._workspace.id)
                 if journal is None:
+                    # A crash right before the journal was written, or right after it was ended, leaves the guard.
+                    if link is not None and link.welcome.guard:
+                        self._workspace.unguard(link)
                     return
                 target = reader.snapshot(journal.target_snapshot_id)
                 safety = reader.snapshot(journal.safety_snapshot_id)
@@ -447,13 +481,16 @@ class Restoration:
             if path and not (top and path.startswith(top[-1] + b"/")):
                 top.append(path)
         with beneath(root_fd) as reach:
+            found: dict[bytes, TreeEntry | None] = {}
             for path in top:
                 missing = self._missing_parent(reach, path)
                 where = path if missing is None else missing
                 if missing is not None and find(self._store, base, missing) is None:
                     continue
-                base = patched(self._store, base, where, self._capture(reach, where, rules))
-            for path in sorted(ancestors(paths), key=len, reverse=True):
+                found[where] = self._capture(reach, where, rules)
+            base = patched(self._store, base, found)
+            attributes: dict[bytes, TreeEntry | None] = {}
+            for path in ancestors(paths):
                 entry = find(self._store, base, path)
                 if entry is None or entry.kind is not Kind.DIRECTORY:
                     continue
@@ -462,8 +499,11 @@ class Restoration:
                 except OSError:
                     continue
                 now = msgspec.structs.replace(entry, mode=status.st_mode & 0o7777)
-                if now != entry:
-                    base = patched(self._store, base, path, now) if path else now
+                if now != entry and path:
+                    attributes[path] = now
+                elif now != entry:
+                    base = now
+            base = patched(self._store, base, attributes)
         return base
 
     @staticmethod

@@ -48,7 +48,9 @@ def invalid(message: str) -> CogfsError:
 
 
 def show(path: bytes) -> str:
-    return os.fsdecode(path).encode("utf-8", "backslashreplace").decode()
+    """``path`` for a sentence: on one line, and any bytes can be told."""
+    text = path.decode("utf-8", "backslashreplace")
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def absolute(path: bytes, what: str) -> bytes:
@@ -63,20 +65,26 @@ def absolute(path: bytes, what: str) -> bytes:
     return normal.replace(b"//", b"/", 1) if normal.startswith(b"//") else normal
 
 
+def places_of(row: WorkspaceRow) -> tuple[bytes, ...]:
+    """Where its files are seen."""
+    apart = row.mount_wanted and row.mountpoint not in (b"", row.root)
+    return (row.root, row.mountpoint) if apart else (row.root,)
+
+
 def find(path: bytes, rows: Iterable[WorkspaceRow]) -> WorkspaceRow | None:
-    """The workspace that holds ``path`` in its root or its mountpoint."""
+    """The workspace that holds ``path`` in its root or where it is mounted."""
     best: WorkspaceRow | None = None
     longest = -1
     for row in rows:
-        for place in (row.root, row.mountpoint):
-            if place and is_within(path, place) and len(place) > longest:
+        for place in places_of(row):
+            if is_within(path, place) and len(place) > longest:
                 best, longest = row, len(place)
     return best
 
 
 def canonical(path: bytes, table: Sequence[MountEntry]) -> bytes:
     """An existing directory's path without symlinks. Looks at nothing inside a mount of cogfs."""
-    _refuse_inside_cogfs(path, table)
+    check_no_cogfs(path, table)
     try:
         real = os.path.realpath(path, strict=True)
     except FileNotFoundError:
@@ -87,7 +95,7 @@ def canonical(path: bytes, table: Sequence[MountEntry]) -> bytes:
         if error.errno == errno.ELOOP:
             raise invalid(f"{show(path)} is a loop of symbolic links") from error
         raise from_os_error(error, f"look up {show(path)}") from error
-    _refuse_inside_cogfs(real, table)
+    check_no_cogfs(real, table)
     return real
 
 
@@ -104,7 +112,7 @@ def check_new_root(
     if not force:
         _refuse_too_much(root)
     for row in rows:
-        for place in {row.root, row.mountpoint} - {b""}:
+        for place in places_of(row):
             if is_within(root, place):
                 raise invalid(f"{show(root)} lies in the workspace at {show(place)}: use that one")
             if is_within(place, root):
@@ -119,6 +127,16 @@ def check_new_root(
     for entry in table:
         if entry.fstype == mounts.FSTYPE and is_within(entry.mountpoint, root):
             raise invalid(f"{show(root)} holds a mount of cogfs at {show(entry.mountpoint)}: unmount that one first")
+
+
+def check_no_cogfs(path: bytes, table: Sequence[MountEntry]) -> None:
+    """``path`` is not in a mount of cogfs, as far as its name tells."""
+    for entry in table:
+        if entry.fstype == mounts.FSTYPE and is_within(path, entry.mountpoint):
+            raise invalid(
+                f"{show(path)} is in a mount of cogfs, at {show(entry.mountpoint)}: unmount that one, "
+                "or choose a directory outside of it"
+            )
 
 
 def check_directory(root: bytes) -> None:
@@ -153,7 +171,7 @@ def check_mountpoint(
     at: bytes, root: bytes, rows: Sequence[WorkspaceRow], places: Places, table: Sequence[MountEntry]
 ) -> bytes:
     """The canonical path of a mountpoint apart from the root: an empty directory, or a name free in one that exists."""
-    _refuse_inside_cogfs(at, table)
+    check_no_cogfs(at, table)
     parent, name = os.path.split(at)
     missing = False
     try:
@@ -218,20 +236,14 @@ def _own(places: Places) -> set[bytes]:
     return {os.path.realpath(os.fsencode(path)) for path in (places.state, places.runtime, places.store)}
 
 
-def _refuse_inside_cogfs(path: bytes, table: Sequence[MountEntry]) -> None:
-    for entry in table:
-        if entry.fstype == mounts.FSTYPE and is_within(path, entry.mountpoint):
-            raise invalid(
-                f"{show(path)} is in a mount of cogfs, at {show(entry.mountpoint)}: choose a directory outside"
-            )
-
-
 def _refuse_too_much(root: bytes) -> None:
     hint = "say --force-root (force_root in the API) if that is meant"
     if root == b"/":
         raise invalid(f"/ is the root of the filesystem and not a project: {hint}")
-    homes = {os.fsencode(user.pw_dir) for user in pwd.getpwall()}
-    homes.add(os.environb.get(b"HOME", b""))
-    for home in homes:
+    known = {os.path.normpath(os.fsencode(user.pw_dir)) for user in pwd.getpwall() if user.pw_dir.startswith("/")}
+    for home in known:
+        if root != home and is_within(home, root) and os.path.isdir(home):
+            raise invalid(f"{show(root)} holds the home directory {show(home)} and is not a project: {hint}")
+    for home in {*known, os.environb.get(b"HOME", b"")}:
         if home.startswith(b"/") and root in (os.path.normpath(home), os.path.realpath(home)):
             raise invalid(f"{show(root)} is a home directory and not a project: {hint}")

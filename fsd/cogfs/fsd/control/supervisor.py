@@ -9,7 +9,6 @@ is never held across a call of anything else.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -20,11 +19,11 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from cogfs.fsd.control import mounts, roots, users, worker
-from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error
+from cogfs.fsd.channel import GetStats
+from cogfs.fsd.control import mounts, roots, takedown, users, worker
+from cogfs.fsd.control.errors import BusyBy, CogfsError, from_os_error
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.link import OtherVersion, WorkerGone, WorkerLink
-from cogfs.fsd.control.mounts import MountEntry
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import Workspaces
 from cogfs.fsd.control.roots import show
@@ -43,8 +42,12 @@ _BACKOFF = 0.2
 _BACKOFF_FACTOR = 4
 #: Seconds in which a user of a mount that is passing by (an indexer, a shell prompt) may go.
 _BUSY_PATIENCE = 1.0
+#: Seconds in which a worker that runs must be reached.
+_REACH_PATIENCE = 15.0
 #: Seconds that a worker without its mount has to end.
 _END_PATIENCE = 10.0
+#: Seconds that a worker has to show that it lives.
+_ANSWER_PATIENCE = 5.0
 #: Seconds that stopping waits for the lock of a workspace.
 _STOP_PATIENCE = 20.0
 
@@ -55,7 +58,7 @@ class _Served:
 
     link: WorkerLink
     process: WorkerProcess
-    #: It was brought back by itself, and nobody has asked for that yet.
+    #: It was mounted again by itself, after a death or at start, and nobody has asked for that yet.
     revived: bool = False
 
 
@@ -125,34 +128,31 @@ class Supervisor:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _take_up(self, row: WorkspaceRow, locked: threading.Event) -> None:
-        lost = ""
-        with self._engine.lock(row.id):
-            locked.set()
-            try:
-                lost = self._adopt(row)
-                if lost:
-                    self._set_dead(row.id, lost)
+        """``locked`` is set as soon as nobody else can come first."""
+        try:
+            with self._engine.lock(row.id):
+                locked.set()
+                missing = self._adopt(row)
+                if missing:
+                    self._set_dead(row.id, missing if row.mount_wanted else "")
                     self._clear(row.id)
-                    if not row.mount_wanted:
-                        self._engine.recover(row.id)
-                        self._set_dead(row.id, "")
-                        lost = ""
+                    if row.mount_wanted:
+                        self._bring_up(row.id, revived=True)
                     else:
-                        self._bring_up(row.id)
-                        lost = ""
-            except Exception as error:
-                lost = str(as_cogfs_error(error, f"take up {row.id}"))
-                _log.error("workspace not taken up", workspace=row.id, reason=lost)
-                self._set_dead(row.id, lost if row.mount_wanted else "")
-            finally:
-                with self._mutex:
-                    self._starting.discard(row.id)
+                        self._engine.recover(row.id)
+        except Exception as error:
+            reason = str(as_cogfs_error(error, f"take up {row.id}"))
+            _log.error("workspace not taken up", workspace=row.id, reason=reason)
+            self._set_dead(row.id, reason if row.mount_wanted else "")
+        finally:
+            locked.set()
+            with self._mutex:
+                self._starting.discard(row.id)
 
     def _adopt(self, row: WorkspaceRow) -> str:
         """Why there is no worker to adopt; empty when there is one (or one that only a person can deal with)."""
-        path = self._places.worker_socket(row.id)
         try:
-            link = WorkerLink.connect(path)
+            link = self._reach(row)
         except OtherVersion as error:
             _log.error("worker of another version", workspace=row.id, reason=str(error))
             self._set_dead(row.id, str(error))
@@ -174,6 +174,24 @@ class Supervisor:
         _log.info("worker adopted", workspace=row.id, worker_pid=process.pid)
         return ""
 
+    def _reach(self, row: WorkspaceRow) -> WorkerLink:
+        """Connect to the worker. One that the daemon before had just started gets the time to come up, and one that
+        still cannot be reached is ended, or it would mount over its successor. WorkerGone, OtherVersion."""
+        deadline = time.monotonic() + _REACH_PATIENCE
+        while True:
+            try:
+                return WorkerLink.connect(self._places.worker_socket(row.id), row.mountpoint)
+            except WorkerGone:
+                pids = worker.running(self._places, row.id)
+                if not pids:
+                    raise
+                if time.monotonic() > deadline:
+                    for pid in pids:
+                        _log.error("worker runs and cannot be reached", workspace=row.id, worker_pid=pid)
+                        worker.end(pid)
+                    raise
+            time.sleep(0.1)
+
     @staticmethod
     def _is_mounted(link: WorkerLink) -> bool:
         return any(entry.device == link.welcome.device for entry in mounts.of_workspace(link.welcome.workspace_id))
@@ -192,12 +210,16 @@ class Supervisor:
             self._refuse_when_stopping()
             with self._mutex:
                 served = self._served.get(workspace_id)
-                if served is not None and served.link.alive:
-                    # Who found the workspace dead and asks for it back must not be refused for being second.
-                    revived, served.revived = served.revived, False
-                    if revived and served.link.mountpoint == mountpoint:
-                        return
-            if served is not None and served.link.alive:
+            if served is not None and not isinstance(_probe(served.link), WorkerGone):
+                # Who found the workspace dead or gone and asks for it back must not be refused for being second.
+                revived, served.revived = served.revived, False
+                if revived and served.link.mountpoint == mountpoint:
+                    return
+                state = self._engine.state(workspace_id)
+                if state.recovering or state.read_only:
+                    # What kept a restore from being finished may be over: a full disk, say.
+                    self._engine.attach(workspace_id, served.link)
+                    return
                 raise CogfsError(
                     Reason.ALREADY_EXISTS,
                     f"{show(served.link.welcome.root)} is mounted already, at {show(served.link.mountpoint)}",
@@ -214,11 +236,12 @@ class Supervisor:
             with self._mutex:
                 self._deaths.pop(workspace_id, None)
 
-    def _bring_up(self, workspace_id: str) -> None:
+    def _bring_up(self, workspace_id: str, *, revived: bool = False) -> None:
         """A new worker for a workspace that has none and no mount."""
         with self._store.read() as reader:
             row = reader.workspace(workspace_id)
         mountpoint = row.mountpoint or row.root
+        roots.check_no_cogfs(row.root, mounts.table())
         roots.check_directory(row.root)
         roots.check_fuse()
         self._engine.recover(workspace_id)
@@ -231,8 +254,8 @@ class Supervisor:
                 _remove_mountpoint(mountpoint)
             raise
         try:
-            link = WorkerLink.connect(self._places.worker_socket(workspace_id))
-            self._put(workspace_id, link, process)
+            link = WorkerLink.connect(self._places.worker_socket(workspace_id), mountpoint)
+            self._put(workspace_id, link, process, revived=revived)
         except BaseException:
             self._clear(workspace_id)
             process.kill()
@@ -268,17 +291,12 @@ class Supervisor:
     def _clear(self, workspace_id: str) -> None:
         """Take away mounts and a socket of the workspace that nobody serves or can reach. Users keep what they have."""
         for entry in reversed(mounts.of_workspace(workspace_id)):
-            _log.warning(
-                "taking a mount without a worker away",
-                workspace=workspace_id,
-                mountpoint=show(entry.mountpoint),
-                dead=mounts.is_dead(entry.mountpoint),
-            )
+            _log.warning("mount without a worker", workspace=workspace_id, mountpoint=show(entry.mountpoint))
             try:
-                _unmount_entry(entry, lazy=True)
+                takedown.unmount_entry(entry, lazy=True)
             except OSError as error:
                 raise from_os_error(error, f"take the dead mount at {show(entry.mountpoint)} away") from error
-        self._places.worker_socket(workspace_id).unlink(missing_ok=True)
+        worker.forget(self._places, workspace_id)
 
     # Death.
 
@@ -288,6 +306,7 @@ class Supervisor:
             with self._mutex:
                 if self._stopping.is_set() or self._served.get(workspace_id) is not served:
                     return
+            reason = "the mount worker is gone"
             try:
                 if self._reconnect(workspace_id, served):
                     return
@@ -306,7 +325,7 @@ class Supervisor:
         if process.wait(2.0):
             return False
         try:
-            link = WorkerLink.connect(self._places.worker_socket(workspace_id))
+            link = WorkerLink.connect(self._places.worker_socket(workspace_id), served.link.mountpoint)
         except CogfsError as error:
             _log.error("worker lives and cannot be reached", workspace=workspace_id, reason=str(error))
             process.kill()
@@ -342,9 +361,8 @@ class Supervisor:
                     with self._store.read() as reader:
                         if not reader.workspace(workspace_id).mount_wanted:
                             return
-                    self._bring_up(workspace_id)
-                    with self._mutex:
-                        self._served[workspace_id].revived = True
+                    self._clear(workspace_id)
+                    self._bring_up(workspace_id, revived=True)
                     return
                 except Exception as error:
                     reason = str(as_cogfs_error(error, f"mount {workspace_id} again"))
@@ -370,7 +388,10 @@ class Supervisor:
 
     def _take_away(self, row: WorkspaceRow, *, lazily: bool, patience: float) -> None:
         """Unmount, the plain way first; BUSY when it is used, unless ``lazily``."""
-        link = self.link(row.id)
+        link: WorkerLink | None = self.link(row.id)
+        if link is not None and _probe(link) is not None:
+            # Dead, or so stuck that nothing is to be had from it: nobody may wait for it.
+            link = None
         if link is not None:
             try:
                 self._engine.settle(row.id)
@@ -378,45 +399,19 @@ class Supervisor:
                 # Nothing is lost: the next mount finds by stat what was not handed over.
                 fault = as_cogfs_error(error, f"settle {row.id}")
                 _log.warning("not settled before unmount", workspace=row.id, reason=str(fault))
-        clean = True
+        left: list[BusyBy] = []
         for entry in reversed(mounts.of_workspace(row.id)):
-            clean = self._take_entry_away(row, entry, link, lazily=lazily, patience=patience) and clean
+            left += takedown.take_away(entry, link, lazily=lazily, patience=patience)
         with self._mutex:
             served = self._served.get(row.id)
-        if served is not None and clean and not served.process.wait(_END_PATIENCE):
+        # It ends with the last user of its mount.
+        if served is not None and not left and not served.process.wait(_END_PATIENCE):
             _log.error("worker did not end with its mount", workspace=row.id, worker_pid=served.process.pid)
             served.process.kill()
             served.process.wait(_END_PATIENCE)
         self._drop(row.id)
-        self._places.worker_socket(row.id).unlink(missing_ok=True)
-        _log.info("unmounted", workspace=row.id, clean=clean)
-
-    def _take_entry_away(
-        self, row: WorkspaceRow, entry: MountEntry, link: WorkerLink | None, *, lazily: bool, patience: float
-    ) -> bool:
-        """False when it had users and was taken out of the tree only."""
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                _unmount_entry(entry, lazy=link is None)
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise from_os_error(error, f"unmount {show(entry.mountpoint)}") from error
-            else:
-                mounts.wait_until_gone(entry.mount_id, _END_PATIENCE)
-                return link is not None
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
-        found = users.who(entry, link)
-        if not lazily:
-            raise _busy(row, entry, found)
-        _log.warning("unmounting under its users", workspace=row.id, users=users.names(found), busy_by=found)
-        try:
-            _unmount_entry(entry, lazy=True)
-        except OSError as error:
-            raise from_os_error(error, f"unmount {show(entry.mountpoint)}") from error
-        return False
+        worker.forget(self._places, row.id)
+        _log.info("unmounted", workspace=row.id, users=users.names(left) if left else "")
 
     # Stop.
 
@@ -434,20 +429,21 @@ class Supervisor:
             thread.join()
 
     def _stop_one(self, row: WorkspaceRow, leave_mounts: bool) -> None:
-        lock = self._engine.lock(row.id)
-        if not lock.acquire(timeout=_STOP_PATIENCE):
-            _log.error("workspace left as it is: something still works in it", workspace=row.id)
-            return
         try:
-            if leave_mounts:
-                self._drop(row.id)
-            elif mounts.of_workspace(row.id):
-                self._take_away(row, lazily=True, patience=_BUSY_PATIENCE)
+            lock = self._engine.lock(row.id)
+            if not lock.acquire(timeout=_STOP_PATIENCE):
+                _log.error("workspace left as it is: something still works in it", workspace=row.id)
+                return
+            try:
+                if leave_mounts:
+                    self._drop(row.id)
+                elif mounts.of_workspace(row.id):
+                    self._take_away(row, lazily=True, patience=_BUSY_PATIENCE)
+            finally:
+                lock.release()
         except Exception as error:
             fault = as_cogfs_error(error, f"stop {row.id}")
             _log.error("workspace not let go of", workspace=row.id, reason=str(fault))
-        finally:
-            lock.release()
 
     # Small things.
 
@@ -476,25 +472,14 @@ class Supervisor:
         return thread
 
 
-def _unmount_entry(entry: MountEntry, *, lazy: bool) -> None:
-    """OSError as ``mounts.unmount``; EBUSY also when something else is mounted over it."""
-    top = mounts.top_at(entry.mountpoint, mounts.table())
-    if top is None:
-        return
-    if top.mount_id != entry.mount_id:
-        raise OSError(errno.EBUSY, f"{top.fstype} is mounted over it", entry.mountpoint)
-    mounts.unmount(entry.mountpoint, lazy=lazy)
-
-
-def _busy(row: WorkspaceRow, entry: MountEntry, found: list[BusyBy]) -> CogfsError:
-    inside = [other for other in mounts.table() if other.parent_id == entry.mount_id]
-    if inside and not found:
-        by = f"{inside[0].fstype} is mounted at {show(inside[0].mountpoint)}"
-    else:
-        by = f"{users.names(found)} uses it"
-    return busy(
-        Reason.BUSY, f"{show(row.root)} cannot be unmounted: {by}; force leaves users what they have open", found
-    )
+def _probe(link: WorkerLink) -> CogfsError | None:
+    """Why the worker does not answer, or None. One that is being killed still looks alive; WorkerGone is certain."""
+    try:
+        link.call(GetStats(), _ANSWER_PATIENCE)
+    except CogfsError as error:
+        _log.warning("worker does not answer", workspace=link.welcome.workspace_id, reason=str(error))
+        return error
+    return None
 
 
 def _make_mountpoint(mountpoint: bytes) -> bool:

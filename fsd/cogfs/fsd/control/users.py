@@ -29,7 +29,11 @@ def open_handles(link: Link) -> list[OpenHandle]:
     it still runs. Raises as ``Link.call``."""
     answer = link.call(ListHandles())
     assert isinstance(answer, Handles)
-    return bounded(lambda: [_named(handle) for handle in answer.handles], _PATIENCE, "proc")
+    try:
+        return bounded(lambda: [_named(handle) for handle in answer.handles], _PATIENCE, "proc")
+    except TimedOut:
+        _log.warning("processes of open handles not looked up in time")
+        return answer.handles
 
 
 def who(entry: MountEntry, link: Link | None) -> list[BusyBy]:
@@ -38,7 +42,7 @@ def who(entry: MountEntry, link: Link | None) -> list[BusyBy]:
     if link is not None:
         try:
             found += [as_busy(handle) for handle in open_handles(link)]
-        except (CogfsError, TimedOut) as error:
+        except CogfsError as error:
             _log.warning("open handles not known", mountpoint=os.fsdecode(entry.mountpoint), error=str(error))
     holders = {item["pid"] for item in found}
     try:

@@ -5,6 +5,7 @@ Must not know what the worker serves beyond its command line.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -24,6 +25,7 @@ EXCLUDED_NAMES = (".git", "node_modules", ".cogfs")
 
 #: Seconds until a new worker has mounted.
 _START_PATIENCE = 30.0
+_LOG_MAX = 4 << 20
 #: Of its log, the last bytes are looked at for why it ended.
 _LOG_TAIL = 4096
 
@@ -74,20 +76,33 @@ class WorkerProcess:
             self._child = None
 
 
+def end(pid: int) -> None:
+    """Kill a worker that is not our child, and wait for its end."""
+    try:
+        process = WorkerProcess(pid)
+    except ProcessLookupError:
+        return
+    process.kill()
+    process.wait(5)
+    process.close()
+
+
 def start(places: Places, workspace_id: str, root: bytes, mountpoint: bytes) -> WorkerProcess:
     """Start a worker and wait until it has mounted and listens. UNAVAILABLE, with why, when it does not come up."""
     _lingering[:] = [child for child in _lingering if child.poll() is None]
     socket_path = places.worker_socket(workspace_id)
     log = places.worker_log(workspace_id)
     try:
-        socket_path.unlink(missing_ok=True)
+        forget(places, workspace_id)
+        _bound(log)
         log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         written = os.fstat(log_fd).st_size
+        mark = os.open(places.worker_mark(workspace_id), os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         directory = os.open(places.workers, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise from_os_error(error, "start a mount worker") from error
     ready, ready_in_worker = os.pipe2(os.O_CLOEXEC)
-    keep = [ready_in_worker]
+    keep = [ready_in_worker, mark]
     shown = os.fsencode(socket_path)
     if len(shown) > SOCKET_PATH_MAX:
         # A socket is bound by a path of bounded length; through the directory's descriptor it is short.
@@ -108,7 +123,7 @@ def start(places: Places, workspace_id: str, root: bytes, mountpoint: bytes) -> 
         os.close(ready)
         raise from_os_error(error, "start a mount worker") from error
     finally:
-        for descriptor in (log_fd, directory, ready_in_worker):
+        for descriptor in (log_fd, mark, directory, ready_in_worker):
             os.close(descriptor)
     process = WorkerProcess(child.pid, child)
     try:
@@ -122,6 +137,27 @@ def start(places: Places, workspace_id: str, root: bytes, mountpoint: bytes) -> 
     finally:
         os.close(ready)
     return process
+
+
+def running(places: Places, workspace_id: str) -> list[int]:
+    """Workers of the workspace that run, even one that has not come as far as its socket, or does not answer there."""
+    mark = str(places.worker_mark(workspace_id))
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _holds(name, mark)]
+
+
+def _holds(pid: str, path: str) -> bool:
+    if int(pid) == os.getpid():
+        return False
+    try:
+        return any(os.readlink(f"/proc/{pid}/fd/{number}") == path for number in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False  # Not ours, or gone.
+
+
+def forget(places: Places, workspace_id: str) -> None:
+    """Remove what a worker is found by. One that still serves what was open in its mount is nobody's from then on."""
+    places.worker_socket(workspace_id).unlink(missing_ok=True)
+    places.worker_mark(workspace_id).unlink(missing_ok=True)
 
 
 def _command(workspace_id: str, root: bytes, mountpoint: bytes, socket_path: bytes, ready: int) -> list[str | bytes]:
@@ -152,9 +188,11 @@ def _await_ready(ready: int, process: WorkerProcess, mountpoint: bytes, log: Pat
         answer = json.loads(line) if line else None
     except ValueError:
         answer = None
-    if isinstance(answer, dict) and not answer.get("error"):
+    if isinstance(answer, dict) and answer.get("ok") is True:
         return
-    why = str(answer["error"]) if isinstance(answer, dict) else ""
+    why = str(answer.get("message", "")) if isinstance(answer, dict) else ""
+    if isinstance(answer, dict) and answer.get("errno") == errno.EPERM:
+        why += "; a container needs the device /dev/fuse and the capability SYS_ADMIN"
     if not why:
         process.wait(5)
         why = _last_line(log, written) or process.how_it_ended()
@@ -163,6 +201,15 @@ def _await_ready(ready: int, process: WorkerProcess, mountpoint: bytes, log: Pat
 
 def _unavailable(mountpoint: bytes, why: str, log: Path) -> CogfsError:
     return CogfsError(Reason.UNAVAILABLE, f"cannot mount {show(mountpoint)}: {why}", log=str(log))
+
+
+def _bound(log: Path) -> None:
+    """Put a log that has grown large aside, in the place of the one before it."""
+    try:
+        if log.stat().st_size > _LOG_MAX:
+            log.replace(log.with_suffix(".log.old"))
+    except FileNotFoundError:
+        pass
 
 
 def _last_line(log: Path, written: int) -> str:

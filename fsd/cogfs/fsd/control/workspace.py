@@ -171,8 +171,10 @@ class Workspace:
         if thread.is_alive():
             _log.warning("flushing shared maps takes long; going on without", workspace=self.id)
 
-    def record(self, link: Link, frozen: Frozen, link_groups: Mapping[bytes, int] | None = None) -> Current:
-        """What the files are now. Called within ``frozen``."""
+    def record(
+        self, link: Link, frozen: Frozen, link_groups: Mapping[bytes, int] | None = None, *, scan: bool = False
+    ) -> Current:
+        """What the files are now. Called within ``frozen``. ``scan``: look at everything, whatever the worker saw."""
         row = self.row()
         rules = Rules(row.options.exclude, row.options.max_file_bytes)
         with self.store.read() as reader:
@@ -180,7 +182,8 @@ class Workspace:
         recorded = None
         book = RecordBook(self.store, self.id)
         if (
-            frozen.complete
+            not scan
+            and frozen.complete
             and state is not None
             and state.root is not None
             and state.worker_started_ns == link.welcome.started_ns

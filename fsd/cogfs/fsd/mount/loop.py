@@ -6,12 +6,13 @@ module at each use (its support for asyncio rests on that), so this module puts 
 and whose ``wait_readable`` polls the descriptor itself:
 
 - A request that is there is taken at once.
-- When there is none, the thread waits for it up to one millisecond in ``poll``, together with the descriptors that
-  were given to ``watch``. A program that makes one call after another is served without a switch.
-- After that, and in between at least once in ``MAX_BURST`` requests or ``MAX_BURST_NS``, trio gets its turn.
+- When there is none, the thread waits for it up to one millisecond in ``poll``, together with the descriptors given
+  to ``watch``. A program that makes one call after another is served without a switch.
+- After that, when a watched descriptor is readable, and at least once in ``MAX_BURST`` requests or
+  ``MAX_BURST_NS``, trio gets its turn.
 
-What has to hold: the read that follows ``wait_readable`` blocks the whole process, with the interpreter's lock, when the
-descriptor is empty. Only one task runs at a time and none waits between its poll and its read, so no other task can take
+What has to hold: the read that follows ``wait_readable`` blocks the whole process, with the interpreter's lock, when
+the descriptor is empty. Only one task runs at a time and none waits between its poll and its read, so no other can take
 the request away. The kernel can: when the caller is killed just then. An interval timer interrupts such a read.
 
 ``supported`` checks all that is used of pyfuse3; without it the stock loop runs.
@@ -23,15 +24,15 @@ import contextlib
 import inspect
 import select
 import signal
-import time
 from collections.abc import Generator, Iterator
+from time import monotonic_ns
 from typing import Any
 
 import pyfuse3
 import trio
 
-MAX_BURST = 64
-MAX_BURST_NS = 2_000_000
+MAX_BURST = 256
+MAX_BURST_NS = 4_000_000
 
 #: Milliseconds for which ``poll`` waits before the loop turns to trio.
 PATIENCE_MS = 1
@@ -85,6 +86,8 @@ class BurstLoop:
         self.notify_closing = trio.lowlevel.notify_closing
         self._poll = select.poll()
         self._fd = -1
+        #: What ``poll`` says when there is a request and nothing else.
+        self._request: list[tuple[int, int]] = []
         self._burst = 0
         self._burst_end = 0
         self._outside = 0
@@ -122,19 +125,23 @@ class BurstLoop:
     async def wait_readable(self, fd: int) -> None:
         """Return when the session's descriptor has a request, and nothing can take it away before it is read."""
         if fd != self._fd:
-            self._fd = fd
-            self._poll.register(fd, select.POLLIN)
+            self._begin(fd)
         self._burst += 1
-        if self._burst < MAX_BURST and time.monotonic_ns() < self._burst_end:
+        if self._burst < MAX_BURST and monotonic_ns() < self._burst_end:
             ready = self._poll.poll(0 if self._outside else PATIENCE_MS)
-            if ready and self._has(fd, ready):
+            if ready == self._request:
                 return
-        await self._turn(fd, not (self._burst < MAX_BURST))
+        await self._turn(fd)
+
+    def _begin(self, fd: int) -> None:
+        self._fd = fd
+        self._request = [(fd, select.POLLIN)]
+        self._poll.register(fd, select.POLLIN)
 
     def _has(self, fd: int, ready: list[tuple[int, int]]) -> bool:
         return any(found == fd for found, _ in ready)
 
-    async def _turn(self, fd: int, busy: bool) -> None:
+    async def _turn(self, fd: int) -> None:
         """Give trio its turn, then wait through it for a request."""
         if self._idle is None:
             self._idle = trio.Lock()
@@ -145,4 +152,4 @@ class BurstLoop:
                     break
                 await trio.lowlevel.wait_readable(fd)
         self._burst = 0
-        self._burst_end = time.monotonic_ns() + MAX_BURST_NS
+        self._burst_end = monotonic_ns() + MAX_BURST_NS

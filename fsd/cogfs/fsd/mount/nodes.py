@@ -93,6 +93,10 @@ class Node:
             return []
         return [(self.parent, self.name), *(self.links or ())]
 
+    def matches(self, stat: os.stat_result) -> bool:
+        """Whether ``stat`` is of this inode. A number may have been given to a file of another kind meanwhile."""
+        return stat.st_ino == self.ino and stat.st_dev == self.dev and S_IFMT(stat.st_mode) == self.kind
+
     def path(self) -> bytes:
         """Relative to the root, by the first known name."""
         return path_of(self.parent, self.name)
@@ -313,7 +317,7 @@ class NodeTable:
         except FileNotFoundError as error:
             raise OSError(errno.ESTALE, "the directory is gone") from error
         stat = os.fstat(fd)
-        if (stat.st_dev, stat.st_ino) != (node.dev, node.ino):
+        if not node.matches(stat):
             os.close(fd)
             raise OSError(errno.ESTALE, "another directory is in its place")
         node.fd = fd
@@ -349,7 +353,7 @@ class NodeTable:
                 stat = os.stat(name, dir_fd=self.fd(parent), follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if stat.st_ino == node.ino and stat.st_dev == node.dev:
+            if node.matches(stat):
                 return stat
         raise OSError(errno.ESTALE, "no known name leads to the node")
 
@@ -369,7 +373,7 @@ class NodeTable:
             except FileNotFoundError:
                 continue
             stat = os.fstat(fd)
-            if stat.st_ino == node.ino and stat.st_dev == node.dev:
+            if node.matches(stat):
                 return fd
             os.close(fd)
         raise OSError(errno.ESTALE, "no known name leads to the node")

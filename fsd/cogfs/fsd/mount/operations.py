@@ -10,8 +10,8 @@ import functools
 import logging
 import os
 import stat as modes
-import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from time import perf_counter_ns, time_ns
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
@@ -40,7 +40,8 @@ _NOW_WINDOW = 10_000
 
 _DTYPE_SHIFT = 12
 
-Admission = tuple[int, Callable[[], Collection[int]]]
+#: Who calls, and on which backing inodes; None for a call that changes nothing after all.
+Admission = tuple[int, Callable[[], Collection[int]]] | None
 
 
 def _handled(
@@ -51,27 +52,29 @@ def _handled(
 
     @functools.wraps(function)
     async def handler(self: Operations, *args: Any) -> Any:
-        start = time.perf_counter_ns()
+        start = perf_counter_ns()
         counter = self.counters.of(name)
         try:
-            if admission is not None and self.gate.closed:
-                await self.gate.admit(*admission(self, *args))
-            result = function(self, *args)
-            return await result if awaits else result
-        except FUSEError:
+            if admission is not None and self.gate.closed and (admitted := admission(self, *args)) is not None:
+                await self.gate.admit(*admitted)
+            return await function(self, *args) if awaits else function(self, *args)
+        except BaseException as error:
             counter.errors += 1
-            raise
-        except OSError as error:
-            counter.errors += 1
-            raise FUSEError(error.errno or errno.EIO) from None
-        except Exception:
-            counter.errors += 1
-            log.exception("the handler of %s failed", name)
-            raise FUSEError(errno.EIO) from None
+            raise _fuse_error(name, error) from None
         finally:
-            counter.add(time.perf_counter_ns() - start)
+            counter.add(perf_counter_ns() - start)
 
     return handler
+
+
+def _fuse_error(name: str, error: BaseException) -> BaseException:
+    """What to raise for what a handler raised: ``FUSEError`` for every exception, and cancellation as it is."""
+    if isinstance(error, OSError):
+        return FUSEError(error.errno or errno.EIO)
+    if isinstance(error, FUSEError) or not isinstance(error, Exception):
+        return error
+    log.error("the handler of %s failed", name, exc_info=error)
+    return FUSEError(errno.EIO)
 
 
 def reading(
@@ -129,9 +132,9 @@ def _handle(self: Operations, fh: int, *_: Any) -> Admission:
 
 
 def _opened(self: Operations, node: int, flags: int, ctx: RequestContext) -> Admission:
-    if flags & os.O_TRUNC:
-        return ctx.pid, lambda: (self.tree.nodes.get(node).ino,)
-    return ctx.pid, tuple
+    if not flags & os.O_TRUNC:
+        return None
+    return ctx.pid, lambda: (self.tree.nodes.get(node).ino,)
 
 
 class Operations(pyfuse3.Operations):
@@ -234,7 +237,7 @@ class Operations(pyfuse3.Operations):
         self, inode: int, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
     ) -> EntryAttributes:
         # Before the handler proper: it may have to wait, and then "now" could not be told from another time any more.
-        now = time.time_ns()
+        now = time_ns()
         atime = _time(attr.st_atime_ns, now) if fields.update_atime else None
         mtime = _time(attr.st_mtime_ns, now) if fields.update_mtime else None
         return await self._setattr(inode, attr, fields, fh, atime, mtime, ctx)

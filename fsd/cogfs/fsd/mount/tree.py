@@ -106,6 +106,7 @@ class Tree:
     def _made(self, parent: Node, name: bytes, stat: os.stat_result) -> Found:
         node = self.nodes.entry(parent, name, stat)
         node.lookups += 1
+        node.capability_free = True
         self.dirty.entry(parent, name)
         self.dirty.made(node)
         return node, stat
@@ -157,7 +158,7 @@ class Tree:
         else:
             os.link(b"/proc/self/fd/%d" % source_fd, name, dst_dir_fd=dir_fd, follow_symlinks=True)
         stat = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-        if (stat.st_dev, stat.st_ino) != (node.dev, node.ino):
+        if not node.matches(stat):
             os.unlink(name, dir_fd=dir_fd)
             raise OSError(errno.ESTALE, "another file is in its place")
         self.nodes.add_name(node, parent, name)
@@ -220,7 +221,7 @@ class Tree:
             if descriptor >= 0:
                 stat = os.fstat(descriptor)
                 removed = node.children is not None or stat.st_nlink == 0
-                if pin >= 0 and (stat.st_dev, stat.st_ino) != (node.dev, node.ino):
+                if pin >= 0 and not node.matches(stat):
                     os.close(pin)
                     pin = -1
             elif node.handles:

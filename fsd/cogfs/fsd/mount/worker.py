@@ -213,7 +213,7 @@ def _burst_loop() -> BurstLoop | None:
 def _mount(operations: Operations, options: argparse.Namespace) -> None:
     """Mount. libfuse says why it failed on the standard error only, so that is caught for the message."""
     try:
-        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+        os.stat("/dev/fuse")  # whether it may be opened is seen by mounting: fusermount3 has rights of its own
     except OSError as error:
         raise StartError(error.errno or errno.EIO, f"/dev/fuse: {error.strerror}") from error
     try:

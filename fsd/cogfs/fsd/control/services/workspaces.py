@@ -73,7 +73,7 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
                 raise
         except BaseException:
             if new:
-                self._forget(row.id)
+                self._forget_unless_used(row.id)
             raise
         return self._answer(row.id)
 
@@ -160,9 +160,13 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
                 writer.put_workspace(row)
         return row
 
-    def _forget(self, workspace_id: str) -> None:
+    def _forget_unless_used(self, workspace_id: str) -> None:
+        """Take back a registration, unless somebody else has mounted it or begun a thread in it since."""
         with self._engine.lock(workspace_id):
             with self._store.write() as writer:
+                row = writer.workspace(workspace_id)
+                if row.mount_wanted or any(thread.workspace_id == row.id for thread in writer.threads()):
+                    return
                 writer.delete_workspace(workspace_id)
             self._engine.forget(workspace_id)
 
@@ -294,7 +298,7 @@ def _options(options: workspace_pb2.WorkspaceOptions) -> WorkspaceOptions:
 
 def _match(path: bytes, rows: list[WorkspaceRow], *, exactly: bool) -> WorkspaceRow | None:
     row = roots.find(path, rows)
-    return row if row is None or not exactly or path in (row.root, row.mountpoint) else None
+    return row if row is None or not exactly or path in roots.places_of(row) else None
 
 
 def _fstype_at(path: bytes) -> str:

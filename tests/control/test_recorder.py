@@ -1,0 +1,299 @@
+"""Recording: what is read again, what is not, and what an update of changed names comes to."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cogfs.fsd.channel import DirtyDirectory, DirtyFile
+from cogfs.fsd.control.planner import find, walk
+from cogfs.fsd.control.recorder import RACY_NS
+from cogfs.fsd.control.rules import Rules
+from cogfs.store.schema import Kind, OpaqueReason
+from cogfs.store.store import Store
+from tests.control.files import ANY_SIZE, Directory
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Directory]:
+    root = tmp_path / "root"
+    root.mkdir()
+    with Store.open(tmp_path / "store") as store:
+        directory = Directory(store, root)
+        yield directory
+        directory.close()
+
+
+def _age(path: Path) -> None:
+    """Set a file's times back, and wait until its change time is old enough to be believed."""
+    then = time.time_ns() - 100_000_000_000
+    os.utime(path, ns=(then, then))
+
+
+def test_what_did_not_change_is_not_read_again(place: Directory) -> None:
+    for number in range(20):
+        (place.root / f"f{number}").write_text(str(number))
+    assert place.scan().hashed == 20
+    # Changed just before it was recorded: it may have changed again within the same tick of the clock.
+    assert place.scan().hashed == 20
+    time.sleep(RACY_NS / 1e9 + 0.1)
+    assert place.scan().hashed == 20
+    assert place.scan().hashed == 0
+    (place.root / "f3").write_text("other")
+    assert place.scan().hashed == 1
+
+
+def test_a_change_of_the_same_length_and_time_is_seen(place: Directory) -> None:
+    path = place.root / "file"
+    path.write_text("aaaa")
+    _age(path)
+    times = path.stat()
+    first = place.record()
+    path.write_text("bbbb")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    second = place.record()
+    assert first.hash != second.hash
+
+
+def test_every_kind_is_recorded(place: Directory) -> None:
+    root = os.fsencode(place.root)
+    names = [
+        b"with space",
+        b"new\nline",
+        "文件".encode(),
+        b"not utf-8 \xff\xfe",
+        b" lead",
+        b'"quote"',
+        b"\\back",
+        b"-dash",
+    ]
+    for name in names:
+        with open(os.path.join(root, name), "wb") as file:
+            file.write(name)
+    os.symlink(b"to \xff", os.path.join(root, b"link"))
+    os.mkdir(os.path.join(root, b"empty"), 0o711)
+    os.mkfifo(os.path.join(root, b"fifo"))
+    os.setxattr(os.path.join(root, b"-dash"), b"user.a", b"1")
+    entries = {entry.name: entry for entry in place.store.read_tree(place.record().hash).entries}
+    assert set(entries) == {*names, b"link", b"empty", b"fifo"}
+    for name in names:
+        assert place.store.read_blob(entries[name].hash) == name
+    assert entries[b"link"].target == b"to \xff"
+    assert (entries[b"empty"].kind, entries[b"empty"].mode) == (Kind.DIRECTORY, 0o711)
+    assert entries[b"fifo"].target == OpaqueReason.SPECIAL.encode()
+    assert entries[b"-dash"].xattrs == ((b"user.a", b"1"),)
+
+
+def test_excluded_and_large_files_are_named_and_not_read(place: Directory) -> None:
+    (place.root / "sub" / "node_modules" / "x").mkdir(parents=True)
+    (place.root / "sub" / "a.log").write_text("l")
+    (place.root / "sub" / "big").write_bytes(b"b" * 11)
+    (place.root / "sub" / "fits").write_bytes(b"b" * 10)
+    recorded = place.scan(Rules(("*.log",), 10))
+    found = {path: (entry.kind, entry.target) for path, entry in walk(place.store, recorded.root.hash)}
+    assert found == {
+        b"sub": (Kind.DIRECTORY, b""),
+        b"sub/node_modules": (Kind.OPAQUE, b"excluded"),
+        b"sub/a.log": (Kind.OPAQUE, b"excluded"),
+        b"sub/big": (Kind.OPAQUE, b"too-large"),
+        b"sub/fits": (Kind.FILE, b""),
+    }
+    assert recorded.hashed == 1
+    assert (recorded.sums.files, recorded.sums.bytes, recorded.sums.skipped) == (1, 10, 1)
+
+
+def test_a_submount_is_not_entered(place: Directory) -> None:
+    inside = place.root / "mounted"
+    inside.mkdir()
+    assert os.system(f"mount -t tmpfs none '{inside}'") == 0
+    try:
+        (inside / "secret").write_text("s")
+        entry = find(place.store, place.record(), b"mounted")
+    finally:
+        os.system(f"umount '{inside}'")
+    assert entry is not None and entry.target == OpaqueReason.SUBMOUNT.encode()
+
+
+class Watched:
+    """Changes of a directory, told of as a worker tells of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.names: dict[bytes, set[bytes] | None] = {}
+        self.files: dict[int, bool] = {}
+
+    def entry(self, path: str) -> None:
+        parent, _, name = os.fsencode(path).rpartition(b"/")
+        names = self.names.setdefault(parent, set())
+        if names is not None:
+            names.add(name)
+
+    def made(self, path: str) -> None:
+        self.entry(path)
+        full = self.root / path
+        if full.is_dir() and not full.is_symlink():
+            self.names[os.fsencode(path)] = None
+        else:
+            self.content(path)
+
+    def content(self, path: str) -> None:
+        self.files[os.lstat(self.root / path).st_ino] = True
+
+    def attributes(self, path: str) -> None:
+        inode = os.lstat(self.root / path).st_ino
+        self.files[inode] = self.files.get(inode, False)
+
+    def moved(self, old: str, new: str) -> None:
+        self.entry(old)
+        self.entry(new)
+        below = os.fsencode(old) + b"/"
+        for path in [path for path in self.names if path == os.fsencode(old) or path.startswith(below)]:
+            self.names[os.fsencode(new) + path[len(os.fsencode(old)) :]] = self.names.pop(path)
+
+    def dirty(self) -> tuple[list[DirtyDirectory], list[DirtyFile]]:
+        directories = []
+        for path, names in self.names.items():
+            full = os.path.join(os.fsencode(self.root), path)
+            if os.path.isdir(full):
+                inode = os.stat(full).st_ino
+                told = None if names is None else sorted(names)
+                directories.append(DirtyDirectory(inode, path, told, False, False))
+        paths: dict[int, list[bytes]] = {}
+        for parent, below, files in os.walk(os.fsencode(self.root)):
+            for name in [*below, *files]:
+                full = os.path.join(parent, name)
+                paths.setdefault(os.lstat(full).st_ino, []).append(os.path.relpath(full, os.fsencode(self.root)))
+        found = [DirtyFile(inode, paths.get(inode, []), content) for inode, content in self.files.items()]
+        return directories, found
+
+
+def _random_changes(root: Path, watched: Watched, dice: random.Random) -> None:
+    def pick(*, directories: bool) -> str | None:
+        found = [
+            os.path.relpath(os.path.join(parent, name), root)
+            for parent, below, files in os.walk(root)
+            for name in (below if directories else files)
+        ]
+        return dice.choice(sorted(found)) if found else None
+
+    for number in range(dice.randrange(1, 12)):
+        where = pick(directories=True) if dice.random() < 0.7 else None
+        new = f"{where}/n{number}" if where else f"n{number}-{dice.randrange(1000)}"
+        action = dice.randrange(8)
+        path = pick(directories=False)
+        if action == 0:
+            if not (root / new).exists():
+                (root / new).mkdir()
+                watched.made(new)
+        elif action in (1, 2):
+            if not (root / new).exists():
+                (root / new).write_text(str(dice.random()))
+                watched.made(new)
+        elif action == 3 and path:
+            with open(root / path, "a") as file:
+                file.write("more")
+            watched.content(path)
+        elif action == 4 and path:
+            os.unlink(root / path)
+            watched.entry(path)
+        elif action == 5 and path and not (root / new).exists():
+            os.rename(root / path, root / new)
+            watched.moved(path, new)
+            watched.attributes(new)
+        elif action == 6 and path:
+            os.chmod(root / path, dice.choice((0o600, 0o644, 0o755)))
+            watched.attributes(path)
+        elif action == 7 and where:
+            target = pick(directories=True)
+            if target and dice.random() < 0.5:
+                shutil.rmtree(root / target)
+                watched.entry(target)
+            elif target and not (where + "/").startswith(target + "/") and not (root / where / "moved").exists():
+                os.rename(root / target, root / where / "moved")
+                watched.moved(target, f"{where}/moved")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_an_update_comes_to_what_a_scan_comes_to(place: Directory, tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    for name in ("a/b/c", "a/d", "e"):
+        (place.root / name).mkdir(parents=True)
+    for number in range(12):
+        (place.root / dice.choice(("a", "a/b", "a/b/c", "a/d", "e", ".")) / f"f{number}").write_text(str(number))
+    place.scan()
+    for _ in range(6):
+        watched = Watched(place.root)
+        _random_changes(place.root, watched, dice)
+        updated = place.update(*watched.dirty())
+        fresh = Directory(place.store, place.root)
+        scanned = fresh.scan()
+        fresh.close()
+        assert dict(walk(place.store, updated.root.hash)) == dict(walk(place.store, scanned.root.hash))
+        assert updated.sums == scanned.sums
+
+
+def test_an_update_reads_only_what_was_written(place: Directory) -> None:
+    (place.root / "a").mkdir()
+    (place.root / "b").mkdir()
+    for number in range(10):
+        (place.root / "a" / f"f{number}").write_text(str(number))
+    place.scan()
+    watched = Watched(place.root)
+    os.rename(place.root / "a", place.root / "b" / "a")
+    watched.moved("a", "b/a")
+    os.rename(place.root / "b/a/f1", place.root / "g1")
+    watched.moved("b/a/f1", "g1")
+    watched.attributes("g1")
+    os.chmod(place.root / "b/a/f2", 0o600)
+    watched.attributes("b/a/f2")
+    (place.root / "b/a/f3").write_text("changed")
+    watched.content("b/a/f3")
+    recorded = place.update(*watched.dirty())
+    assert recorded.hashed == 1
+    found = find(place.store, recorded.root, b"b/a/f2")
+    assert found is not None and found.mode == 0o600
+    moved = find(place.store, recorded.root, b"g1")
+    assert moved is not None and place.store.read_blob(moved.hash) == b"1"
+
+
+def test_a_directory_that_left_and_came_back_is_looked_at_again(place: Directory) -> None:
+    rules = Rules(("out/",), ANY_SIZE)
+    (place.root / "d").mkdir()
+    (place.root / "d" / "f").write_text("one")
+    (place.root / "out").mkdir()
+    place.scan(rules)
+    watched = Watched(place.root)
+    os.rename(place.root / "d", place.root / "out" / "d")
+    watched.moved("d", "out/d")
+    place.update(*watched.dirty(), rules)
+    # Below an excluded path nothing is recorded, whatever the worker tells.
+    watched = Watched(place.root)
+    (place.root / "out" / "d" / "f").write_text("two")
+    watched.content("out/d/f")
+    place.update(*watched.dirty(), rules)
+    watched = Watched(place.root)
+    os.rename(place.root / "out" / "d", place.root / "d")
+    watched.moved("out/d", "d")
+    recorded = place.update(*watched.dirty(), rules)
+    entry = find(place.store, recorded.root, b"d/f")
+    assert entry is not None and place.store.read_blob(entry.hash) == b"two"
+
+
+def test_a_hard_link_is_followed_to_names_that_the_worker_does_not_know(place: Directory) -> None:
+    (place.root / "a").mkdir()
+    (place.root / "b").mkdir()
+    (place.root / "a" / "one").write_text("first")
+    os.link(place.root / "a" / "one", place.root / "b" / "two")
+    place.scan()
+    (place.root / "a" / "one").write_text("second")
+    inode = (place.root / "a" / "one").stat().st_ino
+    recorded = place.update([], [DirtyFile(inode, [b"a/one"], True)])
+    for path in (b"a/one", b"b/two"):
+        entry = find(place.store, recorded.root, path)
+        assert entry is not None and place.store.read_blob(entry.hash) == b"second"

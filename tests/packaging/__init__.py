@@ -1,0 +1,1 @@
+"""The repository: its layout, its generated code, and what is installed from it."""
