@@ -62,6 +62,8 @@ def _round(number: int, examples: int, steps: int, *, shrink: bool) -> bool:
         )
     except Exception:
         traceback.print_exc()
+        log = session.installation.state / "cogfsd.log"
+        print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-40:]))
         print(f"seed {number} failed", flush=True)
         return False
     finally:
