@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--no-shrink", action="store_true", help="show the first failure as it is")
     arguments = parser.parse_args()
     # So that a daemon and its mounts end with this process.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     end = time.monotonic() + arguments.minutes * 60
     rounds = failures = 0
     while True:

@@ -106,7 +106,8 @@ class Machine(RuleBasedStateMachine):
         self.leaf: Said | None = None
         self.follows = True
         self.way: Way | None = None
-        self.held: list[tuple[int, int, bytes]] = []
+        #: Descriptors of one file, in the mount and in the shadow.
+        self.held: list[tuple[int, int]] = []
 
     # --- set-up and end
 
@@ -169,12 +170,12 @@ class Machine(RuleBasedStateMachine):
             here, there = (
                 os.open(os.path.join(os.fsencode(tree), path), os.O_RDWR) for tree in (self.mountpoint, self.shadow)
             )
-            self.held.append((here, there, path))
+            self.held.append((here, there))
 
     @precondition(lambda self: self.held)
     @rule(number=st.integers(0, 99), content=st.binary(min_size=1, max_size=30))
     def write_held(self, number: int, content: bytes) -> None:
-        here, there, _ = self.held[number % len(self.held)]
+        here, there = self.held[number % len(self.held)]
         for descriptor in (here, there):
             os.pwrite(descriptor, content, number)
 
@@ -450,7 +451,8 @@ class Machine(RuleBasedStateMachine):
         if repeatable and all(path in kept.nodes for path in paths):
             again = call(True)
             assert not again.restored and not again.deleted, "what was restored differs from its snapshot"
-        self._follow()
+        if changed:
+            self._follow()
 
     def _planned(
         self, before: dict[bytes, Node], call: Callable[[bool], common_pb2.RestoreReport]
@@ -476,14 +478,25 @@ class Machine(RuleBasedStateMachine):
         return plan
 
     def _follow(self) -> None:
-        """The shadow becomes what the mount is."""
+        """The shadow becomes what the mount is, under the descriptors that are held as well."""
+        tree = os.fsencode(self.shadow)
+        names = {os.stat(os.path.join(tree, path)).st_ino: path for path in Choice(tree).files}
+        held = [(here, names.get(os.fstat(there).st_ino)) for here, there in self.held]
+        for _, there in self.held:
+            os.close(there)
         remove(self.shadow)
         subprocess.run(["cp", "-a", "--", self.mountpoint, self.shadow], check=True)
+        self.held = []
+        for here, path in held:
+            if path is not None and os.fstat(here).st_nlink:
+                self.held.append((here, os.open(os.path.join(tree, path), os.O_RDWR)))
+            else:
+                os.close(here)
         self._check()
 
     def _release(self) -> None:
         while self.held:
-            here, there, _ = self.held.pop()
+            here, there = self.held.pop()
             with suppress(OSError):
                 os.close(here)
             os.close(there)
