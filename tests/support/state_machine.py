@@ -35,6 +35,7 @@ class Kept:
 
     snapshot: str
     nodes: dict[bytes, Node]
+    #: What was there and is not held: special files, and large ones.
     special: frozenset[bytes]
 
 
@@ -105,20 +106,26 @@ class Machine(RuleBasedStateMachine):
         self.said: list[Said] = []
         self.leaf: Said | None = None
         self.follows = True
+        self.limit: int | None = None
         self.way: Way | None = None
         #: Descriptors of one file, in the mount and in the shadow.
         self.held: list[tuple[int, int]] = []
 
     # --- set-up and end
 
-    @initialize(first=st.lists(operations, max_size=25), in_place=st.booleans())
-    def begin(self, first: list[Operation], in_place: bool) -> None:
+    @initialize(
+        first=st.lists(operations, max_size=25), in_place=st.booleans(), limit=st.sampled_from((None, None, 3000))
+    )
+    def begin(self, first: list[Operation], in_place: bool, limit: int | None) -> None:
+        self.limit = limit
         for operation in first:
             self._both(operation, self.root)
         if not in_place:
             self.mountpoint = self.place / "mount"
             self.mountpoint.mkdir()
-        self.workspace_id = self.session.cog.mount(self.root, None if in_place else self.mountpoint).id
+        self.workspace_id = self.session.cog.mount(
+            self.root, None if in_place else self.mountpoint, max_file_bytes=limit
+        ).id
         self.mounted = True
         self.thread_id = self.session.cog.create_thread(workspace=self.workspace_id).id
 
@@ -334,27 +341,23 @@ class Machine(RuleBasedStateMachine):
     # --- what happens to daemons and mounts
 
     @precondition(lambda self: self.mounted)
-    @rule(several=st.lists(operations, max_size=6))
-    def remount(self, several: list[Operation]) -> None:
-        """Unmounted, changed, and mounted again."""
-        self._release()
-        self._unmount()
-        self._check()
-        for operation in several:
-            self._both(operation, self.root)
-        self._mount()
-        self._check()
-
-    @rule()
-    def kill_daemon(self) -> None:
-        self.session.kill_daemon()
-
-    @precondition(lambda self: self.mounted)
-    @rule()
-    def kill_worker(self) -> None:
-        pid = self._workspace.message.worker_pid
-        self.session.installation.kill(pid)
-        self._release()
+    @rule(
+        what=st.sampled_from(("mount", "mount", "mount", "worker", "daemon")), several=st.lists(operations, max_size=6)
+    )
+    def disturb(self, what: str, several: list[Operation]) -> None:
+        """Unmounted, changed and mounted again; or ``kill -9``."""
+        if what == "daemon":
+            self.session.kill_daemon()
+            return
+        if what == "worker":
+            self.session.installation.kill(self._workspace.message.worker_pid)
+            self._release()
+        else:
+            self._release()
+            self._unmount()
+            self._check()
+            for operation in several:
+                self._both(operation, self.root)
         self._mount()
         self._check()
 
@@ -373,7 +376,10 @@ class Machine(RuleBasedStateMachine):
         assert outcomes[0] == outcomes[1], f"{operation}: {outcomes[0]}, and in a plain directory {outcomes[1]}"
 
     def _now(self) -> tuple[dict[bytes, Node], frozenset[bytes]]:
-        return describe(self.shadow), frozenset(LeftAlone(os.fsencode(self.shadow)).special)
+        """What a snapshot of the files has to hold, and what it leaves out."""
+        left = LeftAlone(os.fsencode(self.shadow), self.limit)
+        nodes = {path: node for path, node in describe(self.shadow).items() if path not in left.large}
+        return nodes, frozenset(left.special | left.large)
 
     def _check(self) -> None:
         """The tree is the shadow, seen through the mount and, where one can, in the bare directory."""
@@ -428,8 +434,8 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         """A way back, first dry and then done by ``call``, and all that has to hold."""
         self._check()
-        before, special = self._now()
-        left = LeftAlone(os.fsencode(self.mountpoint))
+        before = describe(self.shadow)
+        left = LeftAlone(os.fsencode(self.mountpoint), self.limit)
         wanted, mixed = restored(before, kept.nodes, left, kept.special, paths)
         followed = self.follows
         plan = self._planned(before, call)
@@ -443,10 +449,14 @@ class Machine(RuleBasedStateMachine):
             wanted, found = without_groups(wanted), without_groups(found)
         _assert_same(wanted, found, "the restored tree")
         assert LeftAlone(os.fsencode(self.mountpoint)).content == left.content
-        changed = bool(report.restored or report.deleted)
-        assert changed == bool(report.safety_snapshot_id)
+        changed = {*report.restored, *report.deleted}
+        assert bool(changed) == bool(report.safety_snapshot_id)
         if changed:
-            self.way = Way(Kept(report.safety_snapshot_id, before, special), paths, leaves, followed)
+            # A large file that the restore changed is in the safety snapshot.
+            lost = left.large - changed
+            safe = {path: node for path, node in before.items() if path not in lost}
+            kept = Kept(report.safety_snapshot_id, safe, frozenset(left.special | lost))
+            self.way = Way(kept, paths, leaves, followed)
             self.kept.append(self.way.before)
         if repeatable and all(path in kept.nodes for path in paths):
             again = call(True)
