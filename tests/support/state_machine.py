@@ -455,8 +455,8 @@ class Machine(RuleBasedStateMachine):
             # A large file that the restore changed is in the safety snapshot.
             lost = left.large - changed
             safe = {path: node for path, node in before.items() if path not in lost}
-            kept = Kept(report.safety_snapshot_id, safe, frozenset(left.special | lost))
-            self.way = Way(kept, paths, leaves, followed)
+            safety = Kept(report.safety_snapshot_id, safe, frozenset(left.special | lost))
+            self.way = Way(safety, paths, leaves, followed)
             self.kept.append(self.way.before)
         if repeatable and all(path in kept.nodes for path in paths):
             again = call(True)
