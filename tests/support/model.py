@@ -308,6 +308,15 @@ def _within(path: bytes, directory: bytes) -> bool:
     return path == directory or path.startswith(directory + b"/")
 
 
+def without(nodes: dict[bytes, Node], paths: set[bytes]) -> dict[bytes, Node]:
+    """All others, whose groups hold what is left."""
+    left = {path: node for path, node in nodes.items() if path not in paths}
+    for path, node in left.items():
+        group = tuple(one for one in node.group if one in left)
+        left[path] = replace(node, group=group if len(group) > 1 else ())
+    return left
+
+
 def without_groups(nodes: dict[bytes, Node]) -> dict[bytes, Node]:
     """The same, whatever is linked to what."""
     return {path: replace(node, group=()) for path, node in nodes.items()}

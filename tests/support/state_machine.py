@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from cogfs.client import Busy, Client, Thread, ValidationError, Workspace, WorkspaceBusy, connect
 from cogfs.v1 import common_pb2, thread_pb2
 from tests.support.installation import Installation, remove
-from tests.support.model import Choice, LeftAlone, Operation, carry_out, operations, restored, without_groups
+from tests.support.model import Choice, LeftAlone, Operation, carry_out, operations, restored, without, without_groups
 from tests.support.tree import Node, describe, differences
 
 #: Kinds that a way back to the last entry before a message passes over.
@@ -378,8 +378,7 @@ class Machine(RuleBasedStateMachine):
     def _now(self) -> tuple[dict[bytes, Node], frozenset[bytes]]:
         """What a snapshot of the files has to hold, and what it leaves out."""
         left = LeftAlone(os.fsencode(self.shadow), self.limit)
-        nodes = {path: node for path, node in describe(self.shadow).items() if path not in left.large}
-        return nodes, frozenset(left.special | left.large)
+        return without(describe(self.shadow), left.large), frozenset(left.special | left.large)
 
     def _check(self) -> None:
         """The tree is the shadow, seen through the mount and, where one can, in the bare directory."""
@@ -454,8 +453,7 @@ class Machine(RuleBasedStateMachine):
         if changed:
             # A large file that the restore changed is in the safety snapshot.
             lost = left.large - changed
-            safe = {path: node for path, node in before.items() if path not in lost}
-            safety = Kept(report.safety_snapshot_id, safe, frozenset(left.special | lost))
+            safety = Kept(report.safety_snapshot_id, without(before, lost), frozenset(left.special | lost))
             self.way = Way(safety, paths, leaves, followed)
             self.kept.append(self.way.before)
         if repeatable and all(path in kept.nodes for path in paths):
