@@ -157,6 +157,19 @@ def test_hard_links_come_back_as_links(place: Directory) -> None:
     assert picture(place.root) == wanted
 
 
+def test_a_name_restored_alone_takes_nothing_from_names_that_are_not(place: Directory) -> None:
+    (place.root / "a").write_text("then")
+    os.link(place.root / "a", place.root / "b")
+    target = place.record()
+    for name in ("a", "b"):
+        (place.root / name).unlink()
+        (place.root / name).write_text(f"now in {name}")
+    place.restore(target, paths=(b"b",))
+    assert (place.root / "a").read_text() == "now in a"
+    assert (place.root / "b").read_text() == "then"
+    assert place.plan(target, paths=(b"b",)).empty
+
+
 def test_links_that_were_apart_are_apart_again(place: Directory) -> None:
     (place.root / "a").write_text("same")
     (place.root / "b").write_text("same")

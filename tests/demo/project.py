@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-FILES = 4000
+FILES = 3000
 _LARGEST = 2 << 20
 _LEFT_OUT = {"__pycache__", "test", "tests", "idle_test", "node_modules", ".git"}
 

@@ -274,3 +274,11 @@ def test_ids_that_are_none(daemon: Ctl, mounted: Path, snapshot: str) -> None:
 
 def test_nothing_to_undo(daemon: Ctl, mounted: Path) -> None:
     daemon.fails("VALIDATION_ERROR", 10, "undo", mounted, "--yes")
+
+
+def test_undo_of_a_path_that_has_gone_since(daemon: Ctl, mounted: Path, snapshot: str) -> None:
+    assert daemon.json("restore", snapshot, "README", "--yes")["restored"] == ["README"]
+    (mounted / "README").unlink()
+    report = daemon.json("undo", mounted, "--yes")
+    assert (report["files"]["restored"], report["files"]["deleted"]) == ([], [])
+    assert not (mounted / "README").exists()

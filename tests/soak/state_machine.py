@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 import traceback
@@ -22,6 +23,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="steps in a run")
     parser.add_argument("--no-shrink", action="store_true", help="show the first failure as it is")
     arguments = parser.parse_args()
+    # So that a daemon and its mounts end with this process.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     end = time.monotonic() + arguments.minutes * 60
     rounds = failures = 0
     while True:
@@ -59,6 +62,8 @@ def _round(number: int, examples: int, steps: int, *, shrink: bool) -> bool:
         )
     except Exception:
         traceback.print_exc()
+        log = session.installation.state / "cogfsd.log"
+        print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-40:]))
         print(f"seed {number} failed", flush=True)
         return False
     finally:

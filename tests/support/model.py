@@ -214,10 +214,16 @@ def _exchange(one: bytes, other: bytes) -> None:
 
 
 class LeftAlone:
-    """What a restore may not touch in a tree: what is never recorded, special files, and the directories above."""
+    """What a restore may not touch in a tree: what is never recorded, special files, and the directories above.
 
-    def __init__(self, root: bytes) -> None:
+    Large files (``limit`` bytes are the most that is recorded; None: no limit) are left alone unless the target has
+    something in their place.
+    """
+
+    def __init__(self, root: bytes, limit: int | None = None) -> None:
+        self._limit = limit
         self.special: set[bytes] = set()
+        self.large: set[bytes] = set()
         self.directories: set[bytes] = set()
         #: What is at and below what is never recorded: kind, mode, and the content of files.
         self.content: dict[bytes, tuple[int, bytes]] = {}
@@ -226,7 +232,8 @@ class LeftAlone:
     def _walk(self, root: bytes, directory: bytes, *, inside: bool) -> None:
         for name in sorted(os.listdir(os.path.join(root, directory))):
             path = os.path.join(directory, name)
-            mode = os.lstat(os.path.join(root, path)).st_mode
+            status = os.lstat(os.path.join(root, path))
+            mode = status.st_mode
             kind = stat.S_IFMT(mode)
             hidden = inside or name in LEFT_OUT
             special = kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
@@ -234,6 +241,9 @@ class LeftAlone:
                 self.content[path] = (mode, _content(os.path.join(root, path), kind))
             if special and not hidden:
                 self.special.add(path)
+            large = kind == stat.S_IFREG and self._limit is not None and status.st_size > self._limit
+            if large and not hidden:
+                self.large.add(path)
             if (hidden or special) and not inside:
                 self.directories |= _above(path)
             if kind == stat.S_IFDIR:
@@ -264,8 +274,8 @@ def restored(
 ) -> tuple[dict[bytes, Node], bool]:
     """What the files have to be after a restore of ``target``, or of ``paths`` in it.
 
-    ``target_special``: special files of the target, which no snapshot holds. Also whether some of ``current`` stays, so
-    that what is linked to what is not said.
+    ``target_special``: special and large files of the target, which its snapshot does not hold. Also whether some of
+    ``current`` stays, so that what is linked to what is not said.
     """
     wanted = list(paths)
 
@@ -274,7 +284,9 @@ def restored(
 
     result = {path: node for path, node in target.items() if concerned(path)}
     stays = {path for path in current if not concerned(path)}
-    for path in left.directories:
+    large = {path for path in left.large if path not in target and concerned(path)}
+    stays |= large
+    for path in left.directories.union(*map(_above, large)):
         # Another kind cannot take the place of a directory that holds something.
         if concerned(path) and path in target and target[path].kind != "directory":
             stays |= {other for other in current if _within(other, path)}
@@ -294,6 +306,15 @@ def restored(
 
 def _within(path: bytes, directory: bytes) -> bool:
     return path == directory or path.startswith(directory + b"/")
+
+
+def without(nodes: dict[bytes, Node], paths: set[bytes]) -> dict[bytes, Node]:
+    """All others, whose groups hold what is left."""
+    left = {path: node for path, node in nodes.items() if path not in paths}
+    for path, node in left.items():
+        group = tuple(one for one in node.group if one in left)
+        left[path] = replace(node, group=group if len(group) > 1 else ())
+    return left
 
 
 def without_groups(nodes: dict[bytes, Node]) -> dict[bytes, Node]:

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from cogfs.client import Busy, Client, Thread, ValidationError, Workspace, WorkspaceBusy, connect
 from cogfs.v1 import common_pb2, thread_pb2
 from tests.support.installation import Installation, remove
-from tests.support.model import Choice, LeftAlone, Operation, carry_out, operations, restored, without_groups
+from tests.support.model import Choice, LeftAlone, Operation, carry_out, operations, restored, without, without_groups
 from tests.support.tree import Node, describe, differences
 
 #: Kinds that a way back to the last entry before a message passes over.
@@ -35,6 +35,7 @@ class Kept:
 
     snapshot: str
     nodes: dict[bytes, Node]
+    #: What was there and is not held: special files, and large ones.
     special: frozenset[bytes]
 
 
@@ -105,19 +106,26 @@ class Machine(RuleBasedStateMachine):
         self.said: list[Said] = []
         self.leaf: Said | None = None
         self.follows = True
+        self.limit: int | None = None
         self.way: Way | None = None
-        self.held: list[tuple[int, int, bytes]] = []
+        #: Descriptors of one file, in the mount and in the shadow.
+        self.held: list[tuple[int, int]] = []
 
     # --- set-up and end
 
-    @initialize(first=st.lists(operations, max_size=25), in_place=st.booleans())
-    def begin(self, first: list[Operation], in_place: bool) -> None:
+    @initialize(
+        first=st.lists(operations, max_size=25), in_place=st.booleans(), limit=st.sampled_from((None, None, 3000))
+    )
+    def begin(self, first: list[Operation], in_place: bool, limit: int | None) -> None:
+        self.limit = limit
         for operation in first:
             self._both(operation, self.root)
         if not in_place:
             self.mountpoint = self.place / "mount"
             self.mountpoint.mkdir()
-        self.workspace_id = self.session.cog.mount(self.root, None if in_place else self.mountpoint).id
+        self.workspace_id = self.session.cog.mount(
+            self.root, None if in_place else self.mountpoint, max_file_bytes=limit
+        ).id
         self.mounted = True
         self.thread_id = self.session.cog.create_thread(workspace=self.workspace_id).id
 
@@ -169,12 +177,12 @@ class Machine(RuleBasedStateMachine):
             here, there = (
                 os.open(os.path.join(os.fsencode(tree), path), os.O_RDWR) for tree in (self.mountpoint, self.shadow)
             )
-            self.held.append((here, there, path))
+            self.held.append((here, there))
 
     @precondition(lambda self: self.held)
     @rule(number=st.integers(0, 99), content=st.binary(min_size=1, max_size=30))
     def write_held(self, number: int, content: bytes) -> None:
-        here, there, _ = self.held[number % len(self.held)]
+        here, there = self.held[number % len(self.held)]
         for descriptor in (here, there):
             os.pwrite(descriptor, content, number)
 
@@ -333,27 +341,23 @@ class Machine(RuleBasedStateMachine):
     # --- what happens to daemons and mounts
 
     @precondition(lambda self: self.mounted)
-    @rule(several=st.lists(operations, max_size=6))
-    def remount(self, several: list[Operation]) -> None:
-        """Unmounted, changed, and mounted again."""
-        self._release()
-        self._unmount()
-        self._check()
-        for operation in several:
-            self._both(operation, self.root)
-        self._mount()
-        self._check()
-
-    @rule()
-    def kill_daemon(self) -> None:
-        self.session.kill_daemon()
-
-    @precondition(lambda self: self.mounted)
-    @rule()
-    def kill_worker(self) -> None:
-        pid = self._workspace.message.worker_pid
-        self.session.installation.kill(pid)
-        self._release()
+    @rule(
+        what=st.sampled_from(("mount", "mount", "mount", "worker", "daemon")), several=st.lists(operations, max_size=6)
+    )
+    def disturb(self, what: str, several: list[Operation]) -> None:
+        """Unmounted, changed and mounted again; or ``kill -9``."""
+        if what == "daemon":
+            self.session.kill_daemon()
+            return
+        if what == "worker":
+            self.session.installation.kill(self._workspace.message.worker_pid)
+            self._release()
+        else:
+            self._release()
+            self._unmount()
+            self._check()
+            for operation in several:
+                self._both(operation, self.root)
         self._mount()
         self._check()
 
@@ -372,7 +376,9 @@ class Machine(RuleBasedStateMachine):
         assert outcomes[0] == outcomes[1], f"{operation}: {outcomes[0]}, and in a plain directory {outcomes[1]}"
 
     def _now(self) -> tuple[dict[bytes, Node], frozenset[bytes]]:
-        return describe(self.shadow), frozenset(LeftAlone(os.fsencode(self.shadow)).special)
+        """What a snapshot of the files has to hold, and what it leaves out."""
+        left = LeftAlone(os.fsencode(self.shadow), self.limit)
+        return without(describe(self.shadow), left.large), frozenset(left.special | left.large)
 
     def _check(self) -> None:
         """The tree is the shadow, seen through the mount and, where one can, in the bare directory."""
@@ -427,8 +433,8 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         """A way back, first dry and then done by ``call``, and all that has to hold."""
         self._check()
-        before, special = self._now()
-        left = LeftAlone(os.fsencode(self.mountpoint))
+        before = describe(self.shadow)
+        left = LeftAlone(os.fsencode(self.mountpoint), self.limit)
         wanted, mixed = restored(before, kept.nodes, left, kept.special, paths)
         followed = self.follows
         plan = self._planned(before, call)
@@ -442,15 +448,19 @@ class Machine(RuleBasedStateMachine):
             wanted, found = without_groups(wanted), without_groups(found)
         _assert_same(wanted, found, "the restored tree")
         assert LeftAlone(os.fsencode(self.mountpoint)).content == left.content
-        changed = bool(report.restored or report.deleted)
-        assert changed == bool(report.safety_snapshot_id)
+        changed = {*report.restored, *report.deleted}
+        assert bool(changed) == bool(report.safety_snapshot_id)
         if changed:
-            self.way = Way(Kept(report.safety_snapshot_id, before, special), paths, leaves, followed)
+            # A large file that the restore changed is in the safety snapshot.
+            lost = left.large - changed
+            safety = Kept(report.safety_snapshot_id, without(before, lost), frozenset(left.special | lost))
+            self.way = Way(safety, paths, leaves, followed)
             self.kept.append(self.way.before)
-        if repeatable and (not paths or any(path in kept.nodes for path in paths)):
+        if repeatable and all(path in kept.nodes for path in paths):
             again = call(True)
             assert not again.restored and not again.deleted, "what was restored differs from its snapshot"
-        self._follow()
+        if changed:
+            self._follow()
 
     def _planned(
         self, before: dict[bytes, Node], call: Callable[[bool], common_pb2.RestoreReport]
@@ -476,14 +486,25 @@ class Machine(RuleBasedStateMachine):
         return plan
 
     def _follow(self) -> None:
-        """The shadow becomes what the mount is."""
+        """The shadow becomes what the mount is, under the descriptors that are held as well."""
+        tree = os.fsencode(self.shadow)
+        names = {os.stat(os.path.join(tree, path)).st_ino: path for path in Choice(tree).files}
+        held = [(here, names.get(os.fstat(there).st_ino)) for here, there in self.held]
+        for _, there in self.held:
+            os.close(there)
         remove(self.shadow)
         subprocess.run(["cp", "-a", "--", self.mountpoint, self.shadow], check=True)
+        self.held = []
+        for here, path in held:
+            if path is not None and os.fstat(here).st_nlink:
+                self.held.append((here, os.open(os.path.join(tree, path), os.O_RDWR)))
+            else:
+                os.close(here)
         self._check()
 
     def _release(self) -> None:
         while self.held:
-            here, there, _ = self.held.pop()
+            here, there = self.held.pop()
             with suppress(OSError):
                 os.close(here)
             os.close(there)

@@ -74,17 +74,16 @@ class RecordBook:
             return reader.link(self._workspace_id, inode)
 
     def group(self, inode: int) -> int:
-        """The hard-link group of a file with several names: the one it has, or a new one."""
+        """The hard-link group of a file with several names: the one it has, or a new one.
+
+        No two files that stand at one time have the same, whatever snapshots were restored: it says which names are
+        one file. What a group is called does not matter.
+        """
         known = self.link(inode)
         if known is None:
             known = (int.from_bytes(os.urandom(8)) or 1, ())
             self._links[inode] = known
         return known[0]
-
-    def set_group(self, inode: int, group: int) -> None:
-        known = self.link(inode)
-        if known is None or known[0] != group:
-            self._links[inode] = (group, known[1] if known is not None else ())
 
     def add_link(self, inode: int, group: int, directory: int) -> None:
         """``inode`` has a name in ``directory``, and its names are of ``group``."""

@@ -150,15 +150,12 @@ class Recorder:
         root_fd: int,
         rules: Rules,
         pool: ThreadPoolExecutor,
-        link_groups: Mapping[bytes, int] | None = None,
     ) -> None:
-        """``link_groups``: the hard-link group that a path is to have, where a restore has just made it."""
         self._store = store
         self._book = book
         self._root_fd = root_fd
         self._rules = rules
         self._pool = pool
-        self._link_groups = link_groups or {}
         self._owners = os.geteuid() == 0
         self._device = os.fstat(root_fd).st_dev
         self._hashed = 0
@@ -486,7 +483,7 @@ class Recorder:
             frame.rows[name] = _opaque(name, status, OpaqueReason.TOO_LARGE)
             return
         old = frame.old.get(name)
-        group = self._group(status, path, old)
+        group = self._group(status, old)
         if old is not None and self._unchanged(frame, old, status):
             entry = old.entry
             if entry.link_group != group:
@@ -521,15 +518,11 @@ class Recorder:
             return None
         return old.entry
 
-    def _group(self, status: os.stat_result, path: bytes, old: StatRow | None) -> int:
+    def _group(self, status: os.stat_result, old: StatRow | None) -> int:
         if status.st_nlink < 2:
             if old is not None and old.entry.link_group and old.inode == status.st_ino:
                 self._book.drop_link(status.st_ino)
             return 0
-        wanted = self._link_groups.get(path)
-        if wanted:
-            self._book.set_group(status.st_ino, wanted)
-            return wanted
         return self._book.group(status.st_ino)
 
     def _file_row(self, name: bytes, content: TreeEntry, status: os.stat_result, fd: int, group: int) -> StatRow:

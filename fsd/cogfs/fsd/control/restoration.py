@@ -64,6 +64,8 @@ class Request:
 
     snapshot_id: str
     paths: tuple[bytes, ...] = ()
+    #: Paths that neither the snapshot nor the workspace has are no mistake: those of an earlier restore.
+    missing_ok: bool = False
     dry_run: bool = False
     force: bool = False
     strict: bool = False
@@ -99,7 +101,8 @@ class Restoration:
         with workspace.frozen(link) as frozen:
             current = workspace.record(link, frozen)
             workspace.commit(link, current)
-            self._check_paths(current.root, target, paths)
+            if not request.missing_ok:
+                self._check_paths(current.root, target, paths)
             base, plan = self._plan(link, current.root, target, paths)
             if self._bypassed(link.root_fd, plan):
                 _log.warning("files changed without the mount; looking at all of them", workspace=workspace.id)
@@ -314,7 +317,7 @@ class Restoration:
         """From the journal to its end: forward, or back when that fails."""
         try:
             self._execute(link, journal, plan, lambda done, total: progress(Phase.APPLYING, done, total))
-            self._finish(link, journal, plan, None)
+            self._finish(link, journal, None)
         except (OSError, StoreError, CogfsError) as error:
             if self._worker_died(link, error):
                 raise CogfsError(
@@ -354,7 +357,7 @@ class Restoration:
             raise WorkerGone("the mount of the workspace is not there any more")
         return fd
 
-    def _finish(self, link: Link | None, journal: JournalRow, plan: Plan, recovery: RecoveryRow | None) -> None:
+    def _finish(self, link: Link | None, journal: JournalRow, recovery: RecoveryRow | None) -> None:
         """The files are right and durable: one transaction says so, with the conversation."""
         back = recovery is not None and recovery.outcome == "back"
         root = link.root_fd if link is not None else self._open_root(None)
@@ -382,11 +385,8 @@ class Restoration:
             with self._store.write() as writer:
                 fill(writer)
         else:
-            groups = {
-                one.path: one.after.link_group for one in plan.steps if one.after is not None and one.after.link_group
-            }
             with workspace.frozen(link) as frozen:
-                workspace.commit(link, workspace.record(link, frozen, groups), fill)
+                workspace.commit(link, workspace.record(link, frozen), fill)
         step("restore.finished")
 
     def _take_back(self, link: Link, journal: JournalRow, target: SnapshotRow, safety: SnapshotRow, why: str) -> None:
@@ -468,7 +468,7 @@ class Restoration:
             self._verify(plan, _silent)
         self._execute(link, journal, plan, lambda done, total: None)
         outcome = RecoveryRow("back" if back else "forward", target.id, safety.id, time.time_ns(), why)
-        self._finish(link, journal, plan, outcome)
+        self._finish(link, journal, outcome)
         _log.info("an interrupted restore has ended", workspace=self._workspace.id, outcome=outcome.outcome)
 
     def _observe(self, root_fd: int, base: TreeEntry, paths: set[bytes], rules: Rules) -> TreeEntry:

@@ -331,6 +331,7 @@ class Threads:
             request = Request(
                 last.safety_snapshot_id,
                 paths=last.paths,
+                missing_ok=True,
                 dry_run=dry_run,
                 force=force,
                 thread=after,

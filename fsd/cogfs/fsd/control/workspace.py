@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -171,9 +171,7 @@ class Workspace:
         if thread.is_alive():
             _log.warning("flushing shared maps takes long; going on without", workspace=self.id)
 
-    def record(
-        self, link: Link, frozen: Frozen, link_groups: Mapping[bytes, int] | None = None, *, scan: bool = False
-    ) -> Current:
+    def record(self, link: Link, frozen: Frozen, *, scan: bool = False) -> Current:
         """What the files are now. Called within ``frozen``. ``scan``: look at everything, whatever the worker saw."""
         row = self.row()
         rules = Rules(row.options.exclude, row.options.max_file_bytes)
@@ -189,11 +187,11 @@ class Workspace:
             and state.worker_started_ns == link.welcome.started_ns
             and rules.same_as(state.exclude, state.max_file_bytes)
         ):
-            recorder = Recorder(self.store, book, link.root_fd, rules, self.pool, link_groups)
+            recorder = Recorder(self.store, book, link.root_fd, rules, self.pool)
             recorded = recorder.update(frozen.directories, frozen.files)
         if recorded is None:
             book = RecordBook(self.store, self.id)
-            recorded = Recorder(self.store, book, link.root_fd, rules, self.pool, link_groups).scan()
+            recorded = Recorder(self.store, book, link.root_fd, rules, self.pool).scan()
         return Current(recorded, book, rules, frozen.generation)
 
     def commit(self, link: Link, current: Current, fill: Callable[[Writer], None] | None = None) -> None:
