@@ -198,6 +198,10 @@ class Supervisor:
                     if revived and served.link.mountpoint == mountpoint:
                         return
             if served is not None and served.link.alive:
+                if self._engine.state(workspace_id).recovering:
+                    # A restore could be neither finished nor taken back; what was in the way may be gone.
+                    self._engine.recover(workspace_id)
+                    return
                 raise CogfsError(
                     Reason.ALREADY_EXISTS,
                     f"{show(served.link.welcome.root)} is mounted already, at {show(served.link.mountpoint)}",
