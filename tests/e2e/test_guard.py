@@ -88,7 +88,7 @@ def here() -> Iterator[Site]:
 def program(code: str, *arguments: str | Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is ready, and is ended afterwards."""
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *map(os.fspath, arguments)],
+        [sys.executable, "-c", code, *(str(argument) for argument in arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -318,7 +318,7 @@ def test_a_shared_map_counts_as_a_writer(here: Site) -> None:
         with program(code, held) as holder:
             taken = workspace.checkpoint()
             assert b"".join(taken.cat("mapped")).startswith(b"mmap")
-            with pytest.raises(Busy, match="mapped|python"):
+            with pytest.raises(Busy, match=r"mapped|python"):
                 workspace.restore(first)
             assert [one.pid for one in workspace.restore(first, dry_run=True).busy_by] == [holder.pid]
             os.kill(holder.pid, signal.SIGKILL)
