@@ -24,9 +24,9 @@ import contextlib
 import inspect
 import select
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Awaitable, Iterator
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Self, cast
 
 import pyfuse3
 import trio
@@ -53,23 +53,29 @@ def supported() -> bool:
 
 
 class _Ready:
-    """An awaitable that does not wait."""
+    """An awaitable that does not wait: an iterator at its end, which costs less than a coroutine that returns."""
 
-    def __await__(self) -> Generator[Any, None, None]:
-        return
-        yield
+    def __await__(self) -> Self:
+        return self
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        raise StopIteration
 
 
-_READY = _Ready()
+# The type of an awaitable asks for a generator; what is awaited needs an iterator alone.
+_READY = cast(Awaitable[None], _Ready())
 
 
 class _NoLock:
     """In the place of the session loop's read lock. Polling and reading are one step, so nothing has to be locked."""
 
-    def __aenter__(self) -> _Ready:
+    def __aenter__(self) -> Awaitable[None]:
         return _READY
 
-    def __aexit__(self, *_: object) -> _Ready:
+    def __aexit__(self, *_: object) -> Awaitable[None]:
         return _READY
 
 
@@ -122,16 +128,16 @@ class BurstLoop:
         finally:
             self._outside -= 1
 
-    async def wait_readable(self, fd: int) -> None:
-        """Return when the session's descriptor has a request, and nothing can take it away before it is read."""
+    def wait_readable(self, fd: int) -> Awaitable[None]:
+        """Waits until the session's descriptor has a request, and nothing can take it away before it is read."""
         if fd != self._fd:
             self._begin(fd)
         self._burst += 1
         if self._burst < MAX_BURST and monotonic_ns() < self._burst_end:
             ready = self._poll.poll(0 if self._outside else PATIENCE_MS)
             if ready == self._request:
-                return
-        await self._turn(fd)
+                return _READY
+        return self._turn(fd)
 
     def _begin(self, fd: int) -> None:
         self._fd = fd
