@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+#: How the kernel writes white space and backslashes in names.
+_OCTAL = re.compile(rb"\\([0-7]{3})")
 #: No command of a test takes longer, however slow the machine is.
 TIMEOUT = 180
 
@@ -76,9 +79,10 @@ class Ctl:
 def mounts_below(base: Path) -> list[str]:
     """The mountpoints below ``base``, the deepest first."""
     found = []
-    with open("/proc/self/mountinfo") as lines:
+    # Mounts of others may have names of any bytes.
+    with open("/proc/self/mountinfo", "rb") as lines:
         for line in lines:
-            point = line.split()[4].encode().decode("unicode_escape")
+            point = os.fsdecode(_OCTAL.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]))
             if Path(point).is_relative_to(base):
                 found.append(point)
     return sorted(found, key=len, reverse=True)

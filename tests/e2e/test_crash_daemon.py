@@ -140,7 +140,7 @@ def test_worker_killed_while_idle(here: Site, by_hand: bool) -> None:
     worker = here.worker_pid()
     kill(worker)
     brought_back(here, worker, by_hand)
-    with pytest.raises(OSError, match="not connected|abort"):
+    with pytest.raises(OSError, match=r"not connected|abort"):
         os.write(held, b"lost")
     with contextlib.suppress(OSError):
         os.close(held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,7 +141,7 @@ def test_descriptors_are_bounded(tmp_path: Path) -> None:
     for node in nodes * 2:
         rig.tree.make_directory(node, os.urandom(8).hex().encode(), 0o755, CALLER)
         assert rig.nodes.descriptors <= 17
-    for first, second in zip(nodes, nodes[1:], strict=False):
+    for first, second in itertools.pairwise(nodes):
         (tmp_path / first.name.decode() / "f").touch()
         rig.tree.rename(first, b"f", second, b"g", 0)
         assert (tmp_path / second.name.decode() / "g").exists()

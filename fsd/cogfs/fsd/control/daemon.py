@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -32,6 +34,8 @@ _log = structlog.get_logger(__name__)
 
 #: Seconds that calls under way have when the daemon stops.
 _CALLS_PATIENCE = 20.0
+#: Some four calls for each level of directories that is planned.
+_CALLS_NESTED = 100_000
 
 
 class AlreadyRunning(CogfsError):
@@ -52,6 +56,7 @@ def run(
 
     AlreadyRunning; CogfsError or StoreError when it cannot begin.
     """
+    _raise_limits()
     places.make()
     ended = threading.Event()
     with ExitStack() as stack:
@@ -79,6 +84,14 @@ def run(
         notify("STOPPING=1")
         _log.info("stopping", leave_mounts=leave_mounts)
     _log.info("stopped")
+
+
+def _raise_limits() -> None:
+    """Trees may be deeper than a process usually has descriptors and Python usually lets calls nest."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Calls of Python functions by Python functions take no room on the C stack, so this many are safe.
+    sys.setrecursionlimit(_CALLS_NESTED)
 
 
 def _own_services(places: Places, store: Store, engine: Workspaces, supervisor: Supervisor) -> list[Registration]:

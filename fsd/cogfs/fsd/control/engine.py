@@ -51,8 +51,11 @@ class Engine:
             known.detach()
 
     def recover(self, workspace_id: str) -> None:
-        """Not mounted: finish an interrupted restore on the backing directory."""
-        Restoration(self.workspace(workspace_id)).recover(None)
+        """Finish an interrupted restore: through the mount when there is one, else on the backing directory."""
+        workspace = self.workspace(workspace_id)
+        with workspace.lock:
+            link = workspace.link
+            Restoration(workspace).recover(link if link is not None and link.alive else None)
 
     def settle(self, workspace_id: str) -> None:
         """Hand over what is dirty before an orderly unmount."""

@@ -62,7 +62,7 @@ class Executor:
         self._store = store
         self._root_fd = root_fd
         self._plan = plan
-        self._prefix = TEMPORARY_PREFIX + restore_id.rpartition("_")[2].encode() + b"."
+        self._prefix = _prefix(restore_id)
         self._serial = 0
         self._progress = progress
         self._done = 0
@@ -396,8 +396,13 @@ class Executor:
             self._progress(self._done, len(self._plan.steps))
 
 
-def remove_temporaries(root_fd: int, directories: Sequence[bytes]) -> None:
-    """Remove what an interrupted restore left half written in these directories."""
+def _prefix(restore_id: str) -> bytes:
+    return TEMPORARY_PREFIX + restore_id.rpartition("_")[2].encode() + b"."
+
+
+def remove_temporaries(root_fd: int, directories: Sequence[bytes], restore_id: str) -> None:
+    """Remove what that restore left half written in these directories, and nothing else that is named so."""
+    prefix = _prefix(restore_id)
     with beneath(root_fd) as reach:
         for path in sorted(directories):
             try:
@@ -407,5 +412,9 @@ def remove_temporaries(root_fd: int, directories: Sequence[bytes]) -> None:
                     continue
                 raise
             for name in map(os.fsencode, os.listdir(fd)):
-                if is_temporary(name):
-                    os.unlink(name, dir_fd=fd)
+                if name.startswith(prefix) and is_temporary(name):
+                    try:
+                        os.unlink(name, dir_fd=fd)
+                    except IsADirectoryError:
+                        # Not ours, for all its name.
+                        continue

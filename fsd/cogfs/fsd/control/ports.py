@@ -50,7 +50,7 @@ class Workspaces(Protocol):
         """The worker is gone or its mount was taken away. Idempotent; never waits for the worker."""
 
     def recover(self, workspace_id: str) -> None:
-        """The workspace is not mounted: finish an interrupted restore on the backing directory."""
+        """Finish an interrupted restore: through the mount when there is one, else on the backing directory."""
 
     def settle(self, workspace_id: str) -> None:
         """An orderly unmount follows: hand over what is dirty."""

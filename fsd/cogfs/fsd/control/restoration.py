@@ -136,8 +136,8 @@ class Restoration:
                 writer.put_journal(journal)
             step("restore.journalled")
         except BaseException:
-            self._drop_snapshot(safety)
             workspace.unguard(link)
+            self._drop_snapshot(safety)
             raise
         self._carry_out(link, journal, plan, target, safety, progress)
         report.safety_snapshot_id = safety.id
@@ -253,12 +253,15 @@ class Restoration:
         return snapshot
 
     def _drop_snapshot(self, safety: SnapshotRow) -> None:
-        """Nothing was changed, so the safety snapshot says nothing that the files do not."""
-        with self._store.write() as writer:
-            writer.delete_snapshot(safety.id)
-            row = writer.workspace(self._workspace.id)
-            if row.last_snapshot_id == safety.id:
-                writer.put_workspace(msgspec.structs.replace(row, last_snapshot_id=safety.parent_id))
+        """Nothing was changed, so the safety snapshot says nothing that the files do not. It may stay all the same."""
+        try:
+            with self._store.write() as writer:
+                writer.delete_snapshot(safety.id)
+                row = writer.workspace(self._workspace.id)
+                if row.last_snapshot_id == safety.id:
+                    writer.put_workspace(msgspec.structs.replace(row, last_snapshot_id=safety.parent_id))
+        except StoreError as error:
+            _log.warning("a safety snapshot that nobody needs stays", snapshot=safety.id, error=str(error))
 
     def _verify(self, plan: Plan, progress: Progress) -> None:
         """Every content that the plan brings back is there and is what its hash says."""
@@ -406,7 +409,10 @@ class Restoration:
     # --- recovery -----------------------------------------------------------------------------------------------------
 
     def recover(self, link: Link | None) -> None:
-        """Finish the restore that a crash interrupted, if there is one: forward, else back, else read-only."""
+        """Finish the restore that a crash interrupted, if there is one: forward, else back, else read-only.
+
+        UNAVAILABLE when the directory is not the one that the restore was working in.
+        """
         with self._workspace.lock:
             with self._store.read() as reader:
                 journal = reader.journal(self._workspace.id)
@@ -417,6 +423,7 @@ class Restoration:
                     return
                 target = reader.snapshot(journal.target_snapshot_id)
                 safety = reader.snapshot(journal.safety_snapshot_id)
+            self._check_root(link)
             _log.info("an interrupted restore is being finished", workspace=self._workspace.id, target=target.id)
             try:
                 self._go(link, journal, target, safety, back=False, why="")
@@ -437,6 +444,24 @@ class Restoration:
                 self._workspace.unguard(link)
                 self._workspace.set_read_only("")
 
+    def _check_root(self, link: Link | None) -> None:
+        """What has taken the root's name since the crash is not to be changed by a restore of something else."""
+        row = self._workspace.row()
+        with self._store.read() as reader:
+            state = reader.record_state(self._workspace.id)
+        root = link.root_fd if link is not None else self._open_root(None)
+        try:
+            inode = os.fstat(root).st_ino
+        finally:
+            if link is None:
+                os.close(root)
+        if state is not None and state.root_inode != inode:
+            raise CogfsError(
+                Reason.UNAVAILABLE,
+                f"a restore was interrupted in another directory than the one that is at {os.fsdecode(row.root)} now: "
+                "put that one back and mount it, so that the restore is finished",
+            )
+
     def _go(
         self, link: Link | None, journal: JournalRow, target: SnapshotRow, safety: SnapshotRow, *, back: bool, why: str
     ) -> None:
@@ -453,7 +478,7 @@ class Restoration:
             parents = {split(path)[0] for path in allowed} | allowed
             through = self._open_root(link)
             try:
-                remove_temporaries(through, sorted(parents))
+                remove_temporaries(through, sorted(parents), journal.restore_id)
             finally:
                 os.close(through)
             actual = self._observe(backing, safety.root, allowed, rules)
@@ -560,10 +585,5 @@ class Restoration:
     def _give_up(self, journal: JournalRow, why: str) -> None:
         """Neither snapshot can be reached. The journal stays, so that the next mount tries again."""
         _log.error("a restore can neither be finished nor taken back", workspace=self._workspace.id, reason=why)
-        self._workspace.set_read_only(why)
-        with self._store.write() as writer:
-            row = writer.workspace(self._workspace.id)
-            recovery = RecoveryRow(
-                "failed", journal.target_snapshot_id, journal.safety_snapshot_id, time.time_ns(), why
-            )
-            writer.put_workspace(msgspec.structs.replace(row, last_recovery=recovery))
+        recovery = RecoveryRow("failed", journal.target_snapshot_id, journal.safety_snapshot_id, time.time_ns(), why)
+        self._workspace.set_read_only(why, recovery)

@@ -37,6 +37,7 @@ from cogfs.store.ids import new_id
 from cogfs.store.rows import Writer
 from cogfs.store.schema import (
     RecordState,
+    RecoveryRow,
     SnapshotOrigin,
     SnapshotRow,
     SnapshotState,
@@ -314,13 +315,20 @@ class Workspace:
         except CogfsError as error:
             _log.warning("cannot take a guard away", workspace=self.id, error=str(error))
 
-    def set_read_only(self, reason: str) -> None:
-        """Nothing may be changed from now on; empty: all is well again."""
-        with self.store.write() as writer:
-            writer.put_workspace(msgspec.structs.replace(writer.workspace(self.id), read_only=reason))
+    def set_read_only(self, reason: str, recovery: RecoveryRow | None = None) -> None:
+        """Nothing may be changed from now on, after a ``recovery`` that failed; empty: all is well again."""
         link = self.link
         if link is not None:
+            # First, as it holds even when the store cannot be written.
             try:
                 link.call(SetReadOnly(reason))
+                if reason:
+                    # It says less than the reason, and would be asked first.
+                    link.call(Unguard())
             except CogfsError as error:
                 _log.warning("cannot tell the worker to be read-only", workspace=self.id, error=str(error))
+        with self.store.write() as writer:
+            row = writer.workspace(self.id)
+            writer.put_workspace(
+                msgspec.structs.replace(row, read_only=reason, last_recovery=recovery or row.last_recovery)
+            )

@@ -6,14 +6,14 @@ module at each use (its support for asyncio rests on that), so this module puts 
 and whose ``wait_readable`` polls the descriptor itself:
 
 - A request that is there is taken at once.
-- When there is none, the thread waits for it up to one millisecond in ``poll``, together with the descriptors given
-  to ``watch``. A program that makes one call after another is served without a switch.
+- When there is none, the thread waits for it up to one millisecond in ``poll``, together with the descriptors
+  given to ``watch``. A program that makes one call after another is served without a switch.
 - After that, when a watched descriptor is readable, and at least once in ``MAX_BURST`` requests or
   ``MAX_BURST_NS``, trio gets its turn.
 
 What has to hold: the read that follows ``wait_readable`` blocks the whole process, with the interpreter's lock, when
-the descriptor is empty. Only one task runs at a time and none waits between its poll and its read, so no other can take
-the request away. The kernel can: when the caller is killed just then. An interval timer interrupts such a read.
+the descriptor is empty. Only one task runs at a time and none waits between its poll and its read, so no other task can
+take the request away. The kernel can: when the caller is killed just then. An interval timer interrupts such a read.
 
 ``supported`` checks all that is used of pyfuse3; without it the stock loop runs.
 """

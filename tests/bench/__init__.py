@@ -1,0 +1,1 @@
+"""Benchmarks: each a module that prints a table; none asserts a time."""
