@@ -170,6 +170,20 @@ def test_a_name_restored_alone_takes_nothing_from_names_that_are_not(place: Dire
     assert place.plan(target, paths=(b"b",)).empty
 
 
+def test_a_name_that_cannot_come_back_is_no_difference_to_the_others(place: Directory) -> None:
+    (place.root / "a").write_text("then")
+    os.link(place.root / "a", place.root / "b")
+    os.link(place.root / "a", place.root / "c")
+    target = place.record()
+    for name in "abc":
+        (place.root / name).unlink()
+    (place.root / "c" / ".git").mkdir(parents=True)
+    plan = place.restore(target)
+    assert plan.restored() == [b"a", b"b"]
+    assert (place.root / "a").stat().st_ino == (place.root / "b").stat().st_ino
+    assert place.plan(target).empty
+
+
 def test_links_that_were_apart_are_apart_again(place: Directory) -> None:
     (place.root / "a").write_text("same")
     (place.root / "b").write_text("same")

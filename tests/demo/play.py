@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -91,27 +92,27 @@ class Demo:
         table = _table("", "message", "checkpoint", "files", "stored", "work")
         before = self._cogfs.json("message", THREAD, SYSTEM, "--kind", "system")["id"]
         moments = []
-        for number, turn in enumerate(TURNS, 1):
-            copied = self._copy(f"{number:02}")
-            with self._clock() as asked:
-                entry = self._cogfs.json("message", THREAD, turn.message)
-            if not entry["file_checkpoint"]:
-                raise Different(f"message {number} has no checkpoint: {entry['checkpoint_error']}")
-            snapshot = entry["file_checkpoint"]["snapshot_id"]
-            moments.append(self._described(f"message {number}", copied, snapshot, before))
-            with self._clock() as worked:
-                self._work(turn)
-            before = self._cogfs.json("message", THREAD, turn.answer, "--kind", "assistant")["id"]
-            stats = self._cogfs.json("show", snapshot)["stats"]
-            table.add_row(
-                str(number),
-                turn.message,
-                f"{asked():.2f} s",
-                f"{stats['files']:,}",
-                _size(stats["stored_bytes"]),
-                f"{worked():.1f} s",
-            )
-        self._console.print(table)
+        with Live(table, console=self._console):
+            for number, turn in enumerate(TURNS, 1):
+                copied = self._copy(f"{number:02}")
+                with self._clock() as asked:
+                    entry = self._cogfs.json("message", THREAD, turn.message)
+                if not entry["file_checkpoint"]:
+                    raise Different(f"message {number} has no checkpoint: {entry['checkpoint_error']}")
+                snapshot = entry["file_checkpoint"]["snapshot_id"]
+                moments.append(self._described(f"message {number}", copied, snapshot, before))
+                with self._clock() as worked:
+                    self._work(turn)
+                before = self._cogfs.json("message", THREAD, turn.answer, "--kind", "assistant")["id"]
+                stats = self._cogfs.json("show", snapshot)["stats"]
+                table.add_row(
+                    str(number),
+                    turn.message,
+                    f"{asked():.2f} s",
+                    f"{stats['files']:,}",
+                    _size(stats["stored_bytes"]),
+                    f"{worked():.1f} s",
+                )
         return moments
 
     def _work(self, turn: Turn) -> None:
@@ -154,22 +155,22 @@ class Demo:
         self._title("Back through the branch, turn by turn")
         table = _table("back to", "restored", "deleted", "unchanged", "plan", "rewind", "exact", "identical")
         first = ""
-        for moment in reversed(moments):
-            arguments = ("rewind", THREAD, moment.before, "--files")
-            with self._clock() as planned:
-                plan = self._cogfs.json(*arguments, "--dry-run")
-            with self._clock() as spent:
-                report = self._cogfs.json(*arguments, "--yes")
-            files = report["files"]
-            if not files["exact"]:
-                raise Different(f"the rewind to {moment.name} is not exact")
-            self._same_plan(plan["files"]["restore"], files["restore"], moment)
-            self._same(moment)
-            first = first or files["safety_snapshot_id"]
-            table.add_row(
-                moment.name, *_counts(files["restore"]), f"{planned():.2f} s", f"{spent():.2f} s", "yes", "yes"
-            )
-        self._console.print(table)
+        with Live(table, console=self._console):
+            for moment in reversed(moments):
+                arguments = ("rewind", THREAD, moment.before, "--files")
+                with self._clock() as planned:
+                    plan = self._cogfs.json(*arguments, "--dry-run")
+                with self._clock() as spent:
+                    report = self._cogfs.json(*arguments, "--yes")
+                files = report["files"]
+                if not files["exact"]:
+                    raise Different(f"the rewind to {moment.name} is not exact")
+                self._same_plan(plan["files"]["restore"], files["restore"], moment)
+                self._same(moment)
+                first = first or files["safety_snapshot_id"]
+                table.add_row(
+                    moment.name, *_counts(files["restore"]), f"{planned():.2f} s", f"{spent():.2f} s", "yes", "yes"
+                )
         left = self._cogfs.json("log", THREAD)["entries"]
         if len(left) != 1 or left[0]["kind"] != "system":
             raise Different(f"{len(left)} entries are left on the branch, where one has to be")
@@ -182,17 +183,17 @@ class Demo:
         self._chance.shuffle(order)
         table = _table("snapshot of", "restored", "deleted", "unchanged", "restore", "identical")
         before = now
-        for moment in order:
-            plan = self._cogfs.json("restore", moment.snapshot, "--dry-run")
-            with self._clock() as spent:
-                report = self._cogfs.json("restore", moment.snapshot, "--yes")
-            self._same_plan(plan, report, moment)
-            self._same(moment)
-            table.add_row(moment.name, *_counts(report), f"{spent():.2f} s", "yes")
-            if report["restored"] or report["deleted"]:
-                # An empty difference is no restore that could be taken back.
-                before, now = now, moment
-        self._console.print(table)
+        with Live(table, console=self._console):
+            for moment in order:
+                plan = self._cogfs.json("restore", moment.snapshot, "--dry-run")
+                with self._clock() as spent:
+                    report = self._cogfs.json("restore", moment.snapshot, "--yes")
+                self._same_plan(plan, report, moment)
+                self._same(moment)
+                table.add_row(moment.name, *_counts(report), f"{spent():.2f} s", "yes")
+                if report["restored"] or report["deleted"]:
+                    # An empty difference is no restore that could be taken back.
+                    before, now = now, moment
         return now, before
 
     def _undo(self, last: Moment, before: Moment) -> None:

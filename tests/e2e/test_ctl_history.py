@@ -282,3 +282,22 @@ def test_undo_of_a_path_that_has_gone_since(daemon: Ctl, mounted: Path, snapshot
     report = daemon.json("undo", mounted, "--yes")
     assert (report["files"]["restored"], report["files"]["deleted"]) == ([], [])
     assert not (mounted / "README").exists()
+
+
+def test_files_that_were_one_stay_two(daemon: Ctl, mounted: Path) -> None:
+    names = [mounted / name for name in "abcd"]
+    names[0].write_text("one\n")
+    for name in names[1:]:
+        os.link(names[0], name)
+    together = daemon.json("checkpoint", mounted)["id"]
+    for name in names[:2]:
+        name.unlink()
+    daemon.json("restore", together, "a", "b", "--yes")
+    names[0].write_text("two\n")
+    apart = daemon.json("checkpoint", mounted)["id"]
+    for name in names:
+        name.unlink()
+    daemon.json("restore", apart, "--yes")
+    assert [name.read_text() for name in names] == ["two\n", "two\n", "one\n", "one\n"]
+    inodes = [name.stat().st_ino for name in names]
+    assert inodes[0] == inodes[1] != inodes[2] == inodes[3]

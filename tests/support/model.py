@@ -31,7 +31,7 @@ NAMES = (
 )
 #: The last two are never recorded: rarely chosen.
 _COMMON = len(NAMES) - 2
-_TARGETS = (b"a", b"../b", b"nowhere", b"/etc/hostname", b"\xff\xfe", b".", b"a/b")
+_TARGETS = (b"a", b"../b", b"nowhere", b"/nowhere/at/all", b"\xff\xfe", b".", b"a/b")
 _FILE_MODES = (0o644, 0o600, 0o755, 0o444, 0o4755, 0o666)
 _DIRECTORY_MODES = (0o755, 0o700, 0o2755, 0o1777, 0o711)
 _WEIGHTED = (
@@ -104,7 +104,9 @@ def carry_out(root: bytes, choice: Choice, operation: Operation) -> None:
     file, anything = _pick(choice.files, third), _pick(choice.all, third)
     match what:
         case "create":
-            with open(new, "wb") as handle:
+            # Neither through a link, which may lead out of the tree, nor into a fifo, which nobody reads.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+            with open(os.open(new, flags, 0o644), "wb") as handle:
                 handle.write(content)
         case "mkdir":
             os.mkdir(new)

@@ -297,9 +297,15 @@ class Planner:
             group = entry.link_group if entry is not None else 0
             return frozenset(ours.get(group, ())) if group else frozenset((path,))
 
+        planned = plan.paths()
+
+        def possible(path: bytes) -> bool:
+            """Whether a name of the target is one after the restore: not where something is left alone."""
+            return self.in_filter(path) and (path in our_entries or path in planned)
+
         def right(path: bytes, before: TreeEntry, after: TreeEntry) -> bool:
             members = frozenset(theirs.get(after.link_group, ())) if after.link_group else frozenset((path,))
-            return ours_of(path, before) in (members, frozenset(filter(self.in_filter, members)))
+            return ours_of(path, before) in (members, frozenset(filter(possible, members)))
 
         steps = []
         for step in plan.steps:
@@ -316,7 +322,7 @@ class Planner:
             steps.append(step)
         have = {step.path for step in steps}
         for group in {step.after.link_group for step in steps if step.after is not None and step.after.link_group}:
-            members = tuple(sorted(filter(self.in_filter, theirs.get(group, ()))))
+            members = tuple(sorted(filter(possible, theirs.get(group, ()))))
             plan.groups[group] = members
             for path in members:
                 before, after = our_entries.get(path), their_entries[path]
