@@ -459,7 +459,7 @@ class Restoration:
         self._keep_unknown(journal, actual, target, safety, allowed)
         wanted = safety.root if back else target.root
         plan = Planner(self._store, Rules(target.exclude, -1), journal.paths).plan(actual, wanted)
-        self._confine(plan, allowed | self._opened_directories(actual, wanted, allowed))
+        self._confine(plan, allowed | self._directories_above(actual, wanted, allowed))
         if not back:
             self._verify(plan, _silent)
         self._execute(link, journal, plan, lambda done, total: None)
@@ -511,12 +511,15 @@ class Restoration:
                 return above
         return None
 
-    def _opened_directories(self, actual: TreeEntry, wanted: TreeEntry, allowed: set[bytes]) -> set[bytes]:
-        """Directories above the plan's paths that the interrupted restore may have opened, whose mode is to be set."""
+    def _directories_above(self, actual: TreeEntry, wanted: TreeEntry, allowed: set[bytes]) -> set[bytes]:
+        """Directories above the plan's paths that the interrupted restore may have opened, whose mode is to be set, and
+        those that are gone (somebody moved them after the crash), without which it cannot go on."""
         found = set()
         for path in ancestors(allowed):
             now, then = find(self._store, actual, path), find(self._store, wanted, path)
-            if now is not None and then is not None and now.mode != then.mode and now.mode == then.mode | 0o700:
+            if then is None:
+                continue
+            if now is None or (now.mode != then.mode and now.mode == then.mode | 0o700):
                 found.add(path)
         return found
 
