@@ -44,7 +44,7 @@ Admission = tuple[int, Callable[[], Collection[int]]]
 
 
 def _handled(
-    function: Callable[..., Any], admission: Callable[..., Admission] | None = None, *, awaits: bool = False
+    function: Callable[..., Any], admission: Callable[..., Admission | None] | None = None, *, awaits: bool = False
 ) -> Any:
     """``function``, a method that is synchronous or ``awaits``, as a handler."""
     name = function.__name__.lstrip("_")
@@ -55,7 +55,9 @@ def _handled(
         counter = self.counters.of(name)
         try:
             if admission is not None and self.gate.closed:
-                await self.gate.admit(*admission(self, *args))
+                asked = admission(self, *args)
+                if asked is not None:
+                    await self.gate.admit(*asked)
             result = function(self, *args)
             return await result if awaits else result
         except FUSEError:
@@ -91,9 +93,10 @@ def waiting(
 
 
 def changing(
-    admission: Callable[..., Admission],
+    admission: Callable[..., Admission | None],
 ) -> Callable[[Callable[Concatenate[Operations, P], R]], Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]]]:
-    """A handler that is admitted as ``admission`` of its arguments says: by whom, and on which backing inodes."""
+    """A handler that is admitted as ``admission`` of its arguments says: by whom, and on which backing inodes; None: it
+    changes nothing."""
 
     def decorate(
         function: Callable[Concatenate[Operations, P], R],
@@ -128,10 +131,11 @@ def _handle(self: Operations, fh: int, *_: Any) -> Admission:
     return handle.pid, lambda: (handle.node.ino,)
 
 
-def _opened(self: Operations, node: int, flags: int, ctx: RequestContext) -> Admission:
-    if flags & os.O_TRUNC:
+def _opened(self: Operations, node: int, flags: int, ctx: RequestContext) -> Admission | None:
+    # Who opens a file for writing while a restore replaces it would write into the old one from then on.
+    if flags & os.O_TRUNC or flags & os.O_ACCMODE != os.O_RDONLY:
         return ctx.pid, lambda: (self.tree.nodes.get(node).ino,)
-    return ctx.pid, tuple
+    return None
 
 
 class Operations(pyfuse3.Operations):
