@@ -443,6 +443,8 @@ def test_what_can_be_neither_finished_nor_taken_back_is_read_only_until_it_can(h
             assert "space" in message.reason
             with pytest.raises(OSError, match="Read-only"):
                 (here.project / "d0" / "mine").write_text("x")
+            # It can be read all the same.
+            assert walk(here.project)
             for call in (here.workspace(cog).checkpoint, lambda: here.workspace(cog).restore(snapshot)):
                 with pytest.raises(CogfsError, match="read-only"):
                     call()

@@ -388,6 +388,11 @@ def test_changes_of_the_bare_directory_before_the_recovery(here: Site) -> None:
     unmount_all(here.base)
     (here.project / "d0" / "f3").write_text("mine, of no snapshot\n")
     (here.project / "d1" / "f4").unlink()
+    (here.project / "d0" / "f6").unlink()
+    (here.project / "d0" / "f6").symlink_to("of no snapshot")
+    (here.project / "d1" / "f7").unlink()
+    (here.project / "d1" / "f7" / "deep").mkdir(parents=True)
+    (here.project / "d1" / "f7" / "deep" / "file").write_text("nor this\n")
     (here.project / "d1" / "new").write_text("new\n")
     (here.project / "d2").rename(here.project / "renamed")
     here.ctl("status", here.project)
@@ -402,4 +407,6 @@ def test_changes_of_the_bare_directory_before_the_recovery(here: Site) -> None:
         assert (here.project / "renamed" / "f2").read_text() in ("one\n", "two\n")
         kept = [one for one in here.workspace(cog).snapshots() if one.message.label.startswith("found when")]
         assert b"".join(kept[0].cat("d0/f3")) == b"mine, of no snapshot\n"
+        assert b"".join(kept[0].cat("d1/f7/deep/file")) == b"nor this\n"
+        assert {entry.path: entry.symlink_target for entry in kept[0].ls("d0")}[b"d0/f6"] == b"of no snapshot"
         assert not differences(of_snapshot(here.workspace(cog).checkpoint()), walk(here.project), [b""])
