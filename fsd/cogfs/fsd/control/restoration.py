@@ -527,7 +527,7 @@ class Restoration:
     def _strange_directories(
         self, actual: TreeEntry, target: TreeEntry, safety: TreeEntry, allowed: set[bytes]
     ) -> tuple[bytes, ...]:
-        """Of the plan's paths, those where somebody made a directory after the crash: it has to go with what it holds."""
+        """Those of the plan's paths where somebody made a directory after the crash, which goes with all it holds."""
         found = []
         for path in allowed:
             entry = find(self._store, actual, path)
