@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support.site import PATIENCE, Site
+from tests.e2e.support.site import PATIENCE, Site, as_root
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _NOBODY = 65534
@@ -36,14 +35,13 @@ def base() -> Iterator[Path]:
 
 
 def test_directories_and_files_that_a_user_closed(base: Path) -> None:
-    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     subprocess.run(
-        [*as_root, "chown", str(_NOBODY), *(str(base / name) for name in ("state", "run", "project"))], check=True
+        [*as_root(), "chown", str(_NOBODY), *(str(base / name) for name in ("state", "run", "project"))], check=True
     )
     as_user = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "env", f"HOME={base / 'state'}"]
     program = [sys.executable, "-m", "tests.e2e.support.unprivileged", str(base)]
     done = subprocess.run(
-        [*as_root, "unshare", "-m", "sh", "-ec", _OPEN_FUSE, str(base), *as_user, *program],
+        [*as_root(), "unshare", "-m", "sh", "-ec", _OPEN_FUSE, str(base), *as_user, *program],
         cwd=_CHECKOUT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
