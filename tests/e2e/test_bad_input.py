@@ -15,7 +15,7 @@ import pytest
 from cogfs.client import Client, CogfsError, Corrupt, IOFailed, NoSpace, Unavailable
 from cogfs.v1 import workspace_pb2
 from cogfs.v1.reasons import Reason
-from tests.e2e.support.site import Outcome, Site, mounts_below, site
+from tests.e2e.support.site import Outcome, Site, as_root, mounts_below, site
 from tests.support.compare import differences, of_snapshot, walk
 
 
@@ -54,16 +54,12 @@ def refused(outcome: Outcome, *reasons: Reason) -> str:
 def mounted(place: Path, *arguments: str) -> Iterator[Path]:
     """Another filesystem at ``place``."""
     place.mkdir(parents=True, exist_ok=True)
-    subprocess.run([*_as_root(), "mount", *arguments, str(place)], check=True, timeout=60)
-    subprocess.run([*_as_root(), "chown", f"{os.geteuid()}:{os.getegid()}", str(place)], check=True, timeout=60)
+    subprocess.run([*as_root(), "mount", *arguments, str(place)], check=True, timeout=60)
+    subprocess.run([*as_root(), "chown", f"{os.geteuid()}:{os.getegid()}", str(place)], check=True, timeout=60)
     try:
         yield place
     finally:
-        subprocess.run([*_as_root(), "umount", "-l", str(place)], check=True, timeout=60)
-
-
-def _as_root() -> list[str]:
-    return [] if os.geteuid() == 0 else ["sudo", "-n"]
+        subprocess.run([*as_root(), "umount", "-l", str(place)], check=True, timeout=60)
 
 
 # --- roots ------------------------------------------------------------------------------------------------------------
@@ -150,6 +146,8 @@ def test_roots_that_meet_a_workspace_which_is_not_mounted(here: Site) -> None:
 
 # --- the device and permissions ---------------------------------------------------------------------------------------
 
+_NOBODY = 65534
+
 #: A mount namespace with a /dev of its own: the usual devices without fuse.
 _WITHOUT_FUSE = (
     'mkdir "$0/dev"; mount -t tmpfs -o mode=755 dev "$0/dev"; for n in null zero full random urandom; do '
@@ -165,6 +163,7 @@ def on_disk() -> Iterator[Site]:
     """Not in /dev/shm, which a /dev of its own would hide."""
     place = Site(Path(tempfile.mkdtemp(prefix="cogfs-e2e-")))
     place.base.chmod(0o755)
+    place.environ.setdefault("HOME", str(place.base))
     try:
         yield place
     finally:
@@ -173,7 +172,8 @@ def on_disk() -> Iterator[Site]:
 
 
 def test_no_device(on_disk: Site) -> None:
-    on_disk.prefix = (*_as_root(), "unshare", "-m", "sh", "-ec", _WITHOUT_FUSE, str(on_disk.base))
+    ourselves = on_disk.prefix_as(os.geteuid(), os.getegid())
+    on_disk.prefix = (*as_root(), "unshare", "-m", "sh", "-ec", _WITHOUT_FUSE, str(on_disk.base), *ourselves)
     on_disk.ctl("daemon", "start")
     on_disk.prefix = ()
     on_disk.daemon_pid()
@@ -184,23 +184,23 @@ def test_no_device(on_disk: Site) -> None:
 
 
 def test_no_permission(on_disk: Site) -> None:
-    user = "65534"
-    for path in (on_disk.state, on_disk.runtime, on_disk.project):
+    places = [on_disk.state, on_disk.runtime, on_disk.project]
+    for path in places:
         path.mkdir(exist_ok=True)
-        os.chown(path, int(user), int(user))
     secret = on_disk.base / "secret"
     secret.mkdir(mode=0o700)
+    subprocess.run([*as_root(), "chown", str(_NOBODY), *map(str, places)], check=True, timeout=60)
     on_disk.environ["HOME"] = str(on_disk.state)
-    as_user = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups")
-    on_disk.prefix = (*_as_root(), "unshare", "-m", "sh", "-ec", _CLOSED_FUSE, str(on_disk.base), *as_user)
+    as_user = on_disk.prefix_as(_NOBODY, _NOBODY)
+    on_disk.prefix = (*as_root(), "unshare", "-m", "sh", "-ec", _CLOSED_FUSE, str(on_disk.base), *as_user)
     on_disk.ctl("daemon", "start")
-    on_disk.daemon_pid()
-    on_disk.prefix = as_user
+    on_disk.prefix = (*as_root(), *as_user)
     sentence = refused(on_disk.ctl("mount", on_disk.project, code=None), Reason.UNAVAILABLE)
     assert "/dev/fuse" in sentence and "permission" in sentence
     assert "secret" in refused(on_disk.ctl("mount", secret, code=None), Reason.DENIED)
     assert on_disk.json("workspaces")["workspaces"] == []
     assert not mounts_below(on_disk.base)
+    on_disk.ctl("daemon", "stop")
 
 
 # --- ids and values ---------------------------------------------------------------------------------------------------
@@ -443,6 +443,8 @@ def test_what_can_be_neither_finished_nor_taken_back_is_read_only_until_it_can(h
             assert "space" in message.reason
             with pytest.raises(OSError, match="Read-only"):
                 (here.project / "d0" / "mine").write_text("x")
+            # It can be read all the same.
+            assert walk(here.project)
             for call in (here.workspace(cog).checkpoint, lambda: here.workspace(cog).restore(snapshot)):
                 with pytest.raises(CogfsError, match="read-only"):
                     call()
@@ -488,3 +490,30 @@ def test_a_damaged_pack(here: Site) -> None:
         here.workspace(cog).restore(snapshot, ["other"])
         assert (here.project / "other").read_text() == "one\n"
         assert (here.project / "precious").read_bytes() == b"changed"
+
+
+def test_a_damaged_tree(here: Site) -> None:
+    """The listing of a directory, in the pack; the daemon is another one, which has read nothing yet."""
+    name = "only-in-the-first-snapshot"
+    (here.project / name).write_text("one\n")
+    here.mount()
+    with here.client() as cog:
+        snapshot = here.workspace(cog).checkpoint().id
+        (here.project / name).rename(here.project / "other")
+        here.workspace(cog).checkpoint()
+    before = walk(here.project)
+    here.kill_daemon()
+    packs = (here.state / "store" / "packs").iterdir()
+    (pack,) = (path for path in packs if name.encode() in path.read_bytes())
+    with pack.open("r+b") as file:
+        file.seek(pack.read_bytes().index(name.encode()) + 5)
+        file.write(b"X")
+    here.ctl("status", here.project)
+    here.daemon_pid()
+    for arguments in (("restore", snapshot, "--yes"), ("ls", snapshot), ("diff", snapshot)):
+        refused(here.ctl(*arguments, code=None), Reason.CORRUPT, Reason.IO)
+    assert not differences(walk(here.project), before)
+    with here.client() as cog:
+        assert here.settled(cog).state == workspace_pb2.Workspace.ACTIVE
+        (here.project / "other").write_text("goes on\n")
+        assert not differences(of_snapshot(here.workspace(cog).checkpoint()), walk(here.project), [b""])

@@ -12,7 +12,7 @@ import pytest
 
 from cogfs.client import Client, Unavailable
 from cogfs.v1 import workspace_pb2
-from tests.e2e.support.site import Aside, Site, kill, site
+from tests.e2e.support.site import Aside, Site, kill, site, unmount_all
 from tests.support.compare import differences, of_snapshot, walk
 
 _KILLS = 50
@@ -334,3 +334,79 @@ def test_a_step_of_a_message(small: Pair, step: str) -> None:
 
 
 _seen: set[str] = set()
+
+
+def test_a_recovery_that_is_killed_too(here: Site) -> None:
+    """Each daemon that takes up the restore dies further on; others are kept out all the while, and only of that."""
+    (here.project / "aside").mkdir()
+    pair = Pair(here, 120)
+    with here.client() as cog:
+        previous = recovery_of(here, cog)
+    armed(here, "restore.delete:7")
+    with here.client() as cog, pytest.raises(Unavailable):
+        here.workspace(cog).restore(pair.snapshots[1])
+    for step in ("restore.delete:3", "restore.mkdir:2", "restore.rename:2", "restore.rename:9", "restore.applied"):
+        with pytest.raises(OSError, match="busy"):
+            (here.project / "package05" / "module5" / "foreign").write_text("x")
+        with pytest.raises(OSError, match="busy"):
+            (here.project / "package06").rename(here.project / "elsewhere")
+        (here.project / "aside" / step).write_text(step)
+        assert here.start(step) is None, step
+    here.ctl("status", here.project)
+    here.daemon_pid()
+    with here.client() as cog:
+        assert here.settled(cog).last_recovery.outcome == workspace_pb2.Recovery.FORWARD
+        assert recovery_of(here, cog) != previous
+        found = walk(here.project)
+        made = {path for path in found if path.startswith(b"aside/")}
+        assert len(made) == 5
+        assert not differences(found, pair.trees[1], made), here.log_tail()
+        plan = here.workspace(cog).restore(pair.snapshots[1], dry_run=True)
+        assert {file.path for file in plan.files} == made
+        (here.project / "package05" / "module5" / "foreign").write_text("x")
+        (here.project / "package05" / "module5" / "foreign").unlink()
+        here.workspace(cog).undo()
+        assert not differences(walk(here.project), pair.trees[0], made)
+
+
+def test_changes_of_the_bare_directory_before_the_recovery(here: Site) -> None:
+    """Nobody serves it: what is changed there meanwhile gives way to the restore, and is kept in a snapshot."""
+    for number in range(60):
+        (here.project / f"d{number % 3}").mkdir(exist_ok=True)
+        (here.project / f"d{number % 3}" / f"f{number}").write_text("one\n")
+        (here.project / f"d{number % 3}" / f"same{number}").write_text("same\n")
+    here.mount()
+    with here.client() as cog:
+        first = here.workspace(cog).checkpoint().id
+        for number in range(60):
+            (here.project / f"d{number % 3}" / f"f{number}").write_text("two\n")
+        worker = here.worker_pid()
+    armed(here, "restore.rename:20")
+    with here.client() as cog, pytest.raises(Unavailable):
+        here.workspace(cog).restore(first)
+    kill(worker)
+    unmount_all(here.base)
+    (here.project / "d0" / "f3").write_text("mine, of no snapshot\n")
+    (here.project / "d1" / "f4").unlink()
+    (here.project / "d0" / "f6").unlink()
+    (here.project / "d0" / "f6").symlink_to("of no snapshot")
+    (here.project / "d1" / "f7").unlink()
+    (here.project / "d1" / "f7" / "deep").mkdir(parents=True)
+    (here.project / "d1" / "f7" / "deep" / "file").write_text("nor this\n")
+    (here.project / "d1" / "new").write_text("new\n")
+    (here.project / "d2").rename(here.project / "renamed")
+    here.ctl("status", here.project)
+    here.daemon_pid()
+    with here.client() as cog:
+        state = here.settled(cog)
+        assert state.last_recovery.outcome == workspace_pb2.Recovery.FORWARD
+        for number in range(60):
+            assert (here.project / f"d{number % 3}" / f"f{number}").read_text() == "one\n"
+        assert (here.project / "d1" / "new").read_text() == "new\n"
+        assert (here.project / "renamed" / "same2").read_text() == "same\n"
+        assert (here.project / "renamed" / "f2").read_text() in ("one\n", "two\n")
+        kept = [one for one in here.workspace(cog).snapshots() if one.message.label.startswith("found when")]
+        assert b"".join(kept[0].cat("d0/f3")) == b"mine, of no snapshot\n"
+        assert b"".join(kept[0].cat("d1/f7/deep/file")) == b"nor this\n"
+        assert {entry.path: entry.symlink_target for entry in kept[0].ls("d0")}[b"d0/f6"] == b"of no snapshot"
+        assert not differences(of_snapshot(here.workspace(cog).checkpoint()), walk(here.project), [b""])

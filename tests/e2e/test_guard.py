@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cogfs.client import Busy, WorkspaceBusy
+from cogfs.client import Busy, Unavailable, WorkspaceBusy
 from tests.e2e.support.site import PATIENCE, Aside, Site, site
 from tests.support.compare import differences, of_snapshot, walk
 
@@ -219,6 +219,39 @@ def test_a_create_that_is_held_where_the_restore_renames(here: Site) -> None:
         assert not differences(found, before, [path for path in found if b"foreign-" in path])
         workspace.restore(first)
         assert not differences(walk(here.project), before)
+
+
+def test_nobody_opens_a_file_for_writing_that_is_being_replaced(here: Site) -> None:
+    """Otherwise it would write into the old file, and the restore would have said that nobody did."""
+    for number in range(50):
+        (here.project / f"f{number}").write_text("one\n")
+    (here.project / "same").write_text("same\n")
+    here.mount()
+    with here.client() as cog:
+        first = here.workspace(cog).checkpoint().id
+        for number in range(50):
+            (here.project / f"f{number}").write_text("two\n")
+    here.kill_daemon()
+    here.start("restore.rename:20")
+    with here.client() as cog, pytest.raises(Unavailable):
+        here.workspace(cog).restore(first)
+    # The daemon is gone in the midst of it, and the guard stands.
+    old = [number for number in range(50) if (here.project / f"f{number}").read_text() == "two\n"]
+    assert 20 < len(old) < 40
+    for number in old:
+        with pytest.raises(OSError, match="busy"):
+            os.open(here.project / f"f{number}", os.O_WRONLY | os.O_APPEND)
+    with (here.project / "same").open("a") as file:
+        file.write("and more\n")
+    here.ctl("status", here.project)
+    here.daemon_pid()
+    with here.client() as cog:
+        here.settled(cog)
+        assert {(here.project / f"f{number}").read_text() for number in range(50)} == {"one\n"}
+        assert (here.project / "same").read_text() == "same\nand more\n"
+        with (here.project / "f9").open("a") as file:
+            file.write("and more\n")
+        assert (here.project / "f9").read_text() == "one\nand more\n"
 
 
 @pytest.mark.parametrize("then", ["changed", "deleted"])

@@ -45,7 +45,12 @@ def walk(root: Path | bytes) -> Tree:
     waiting = [b""]
     while waiting:
         directory = waiting.pop()
-        for entry in os.scandir(os.path.join(top, directory)):
+        try:
+            entries = list(os.scandir(os.path.join(top, directory)))
+        except PermissionError:
+            found[directory] = Found("unreadable", found[directory].mode)
+            continue
+        for entry in entries:
             if entry.name in LEFT_OUT:
                 continue
             path = os.path.join(directory, entry.name)

@@ -110,6 +110,12 @@ class Site:
         assert code is None or outcome.code == code, outcome
         return outcome
 
+    def prefix_as(self, user: int, group: int) -> tuple[str, ...]:
+        """A prefix by which root runs a command as somebody else, in the environment of this site."""
+        names = ("HOME", "COGFS_STATE_DIR", "COGFS_RUNTIME_DIR")
+        environ = (f"{name}={self.environ[name]}" for name in names)
+        return ("setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "env", *environ)
+
     def json(self, *arguments: str | bytes | Path, code: int | None = 0) -> Any:
         return self.ctl(*arguments, "--json", code=code).document
 
@@ -187,7 +193,7 @@ class Site:
             kill(pid)
         unmount_all(self.base)
         # Not by Python, which goes down a deep tree by recursion.
-        subprocess.run(["rm", "-rf", str(self.base)], check=False, timeout=PATIENCE)
+        subprocess.run([*as_root(), "rm", "-rf", str(self.base)], check=False, timeout=PATIENCE)
 
 
 def _command_line(pid: int) -> bytes:
@@ -220,9 +226,14 @@ def mounts_below(base: Path) -> list[str]:
     return [point for point in reversed(points) if point == str(base) or point.startswith(f"{base}/")]
 
 
+def as_root() -> list[str]:
+    """What to put before a command that needs root."""
+    return [] if os.geteuid() == 0 else ["sudo", "-n"]
+
+
 def unmount_all(base: Path) -> None:
     for point in mounts_below(base):
-        subprocess.run(["umount", "-l", point], check=False, timeout=PATIENCE)
+        subprocess.run([*as_root(), "umount", "-l", point], check=False, timeout=PATIENCE)
 
 
 @contextlib.contextmanager

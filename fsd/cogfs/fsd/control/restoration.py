@@ -20,7 +20,7 @@ from cogfs.fsd.control.executor import Executor, refuse_what_is_not_ours, remove
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.link import WorkerGone
 from cogfs.fsd.control.occupancy import Touched, blocking, occupants
-from cogfs.fsd.control.planner import Plan, Planner, count, find, normal_path, patched
+from cogfs.fsd.control.planner import Plan, Planner, count, find, normal_path, patched, same_content
 from cogfs.fsd.control.ports import Link
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import Recorder, same_stat
@@ -488,7 +488,8 @@ class Restoration:
         self._keep_unknown(journal, actual, target, safety, allowed)
         wanted = safety.root if back else target.root
         plan = Planner(self._store, Rules(target.exclude, -1), journal.paths).plan(actual, wanted)
-        self._confine(plan, allowed | self._opened_directories(actual, wanted, allowed))
+        within = self._strange_directories(actual, target.root, safety.root, allowed)
+        self._confine(plan, allowed | self._directories_above(actual, wanted, allowed), within)
         if not back:
             self._verify(plan, _silent)
         self._execute(link, journal, plan, lambda done, total: None)
@@ -540,19 +541,37 @@ class Restoration:
                 return above
         return None
 
-    def _opened_directories(self, actual: TreeEntry, wanted: TreeEntry, allowed: set[bytes]) -> set[bytes]:
-        """Directories above the plan's paths that the interrupted restore may have opened, whose mode is to be set."""
+    def _directories_above(self, actual: TreeEntry, wanted: TreeEntry, allowed: set[bytes]) -> set[bytes]:
+        """Directories above the plan's paths that the interrupted restore may have opened, whose mode is to be set, and
+        those that are gone (somebody moved them after the crash), without which it cannot go on."""
         found = set()
         for path in ancestors(allowed):
             now, then = find(self._store, actual, path), find(self._store, wanted, path)
-            if now is not None and then is not None and now.mode != then.mode and now.mode == then.mode | 0o700:
+            if then is None:
+                continue
+            if now is None or (now.mode != then.mode and now.mode == then.mode | 0o700):
                 found.add(path)
         return found
 
+    def _strange_directories(
+        self, actual: TreeEntry, target: TreeEntry, safety: TreeEntry, allowed: set[bytes]
+    ) -> tuple[bytes, ...]:
+        """Those of the plan's paths where somebody made a directory after the crash, which goes with all it holds."""
+        found = []
+        for path in allowed:
+            entry = find(self._store, actual, path)
+            if entry is None or entry.kind is not Kind.DIRECTORY:
+                continue
+            known = (find(self._store, safety, path), find(self._store, target, path))
+            if not any(one is not None and one.kind is Kind.DIRECTORY for one in known):
+                found.append(path)
+        return tuple(found)
+
     @staticmethod
-    def _confine(plan: Plan, allowed: set[bytes]) -> None:
-        """Leave what the interrupted restore had nothing to do with."""
-        plan.steps = [one for one in plan.steps if one.path in allowed]
+    def _confine(plan: Plan, allowed: set[bytes], within: tuple[bytes, ...]) -> None:
+        """Leave what the interrupted restore had nothing to do with: all but ``allowed`` and what is ``within``."""
+        below = tuple(path + b"/" for path in within)
+        plan.steps = [one for one in plan.steps if one.path in allowed or one.path.startswith(below)]
         plan.groups = {
             group: members for group, members in plan.groups.items() if any(path in allowed for path in members)
         }
@@ -560,14 +579,14 @@ class Restoration:
     def _keep_unknown(
         self, journal: JournalRow, actual: TreeEntry, target: SnapshotRow, safety: SnapshotRow, allowed: set[bytes]
     ) -> None:
-        """Content that neither snapshot holds (somebody changed it after the crash) goes into a snapshot of its own."""
+        """What neither snapshot holds (somebody made it after the crash) goes into a snapshot of its own."""
         assert target.root is not None and safety.root is not None
         for path in sorted(allowed):
             entry = find(self._store, actual, path)
-            if entry is None or entry.kind is not Kind.FILE:
+            if entry is None or entry.kind is Kind.OPAQUE:
                 continue
             known = (find(self._store, safety.root, path), find(self._store, target.root, path))
-            if any(one is not None and one.kind is Kind.FILE and one.hash == entry.hash for one in known):
+            if any(one is not None and one.kind is entry.kind and same_content(one, entry) for one in known):
                 continue
             snapshot = msgspec.structs.replace(
                 safety,

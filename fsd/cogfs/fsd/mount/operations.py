@@ -45,7 +45,7 @@ Admission = tuple[int, Callable[[], Collection[int]]] | None
 
 
 def _handled(
-    function: Callable[..., Any], admission: Callable[..., Admission] | None = None, *, awaits: bool = False
+    function: Callable[..., Any], admission: Callable[..., Admission | None] | None = None, *, awaits: bool = False
 ) -> Any:
     """``function``, a method that is synchronous or ``awaits``, as a handler."""
     name = function.__name__.lstrip("_")
@@ -94,9 +94,10 @@ def waiting(
 
 
 def changing(
-    admission: Callable[..., Admission],
+    admission: Callable[..., Admission | None],
 ) -> Callable[[Callable[Concatenate[Operations, P], R]], Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]]]:
-    """A handler that is admitted as ``admission`` of its arguments says: by whom, and on which backing inodes."""
+    """A handler that is admitted as ``admission`` of its arguments says: by whom, and on which backing inodes; None: it
+    changes nothing."""
 
     def decorate(
         function: Callable[Concatenate[Operations, P], R],
@@ -132,9 +133,10 @@ def _handle(self: Operations, fh: int, *_: Any) -> Admission:
 
 
 def _opened(self: Operations, node: int, flags: int, ctx: RequestContext) -> Admission:
-    if not flags & os.O_TRUNC:
-        return None
-    return ctx.pid, lambda: (self.tree.nodes.get(node).ino,)
+    # Who opens a file for writing while a restore replaces it would write into the old one from then on.
+    if flags & os.O_TRUNC or flags & os.O_ACCMODE != os.O_RDONLY:
+        return ctx.pid, lambda: (self.tree.nodes.get(node).ino,)
+    return None
 
 
 class Operations(pyfuse3.Operations):

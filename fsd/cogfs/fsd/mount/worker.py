@@ -86,6 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
     handler.setFormatter(_JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.raiseExceptions = False  # a log that cannot be written must not end the mount
+    # SIGTERM too, until the session serves and after it: it must not leave a dead mount.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.umask(0)
@@ -161,7 +163,8 @@ class Worker:
     async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._channel.serve)
-            nursery.start_soon(self._terminate_on_signal)
+            # Before anybody is told that there is a worker, whom they might end.
+            await nursery.start(self._terminate_on_signal)
             nursery.start_soon(self._tell_ready)
             await pyfuse3.main(min_tasks=1, max_tasks=_MAX_TASKS)
             nursery.cancel_scope.cancel()
@@ -170,9 +173,10 @@ class Worker:
         log.info("mounted %s on %s", self._options.root, self._options.mountpoint)
         _ready(self._options.ready_fd, {"ok": True, "pid": os.getpid()})
 
-    async def _terminate_on_signal(self) -> None:
+    async def _terminate_on_signal(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """SIGTERM unmounts; the end of the session follows. A mount in use stays."""
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            task_status.started()
             async for _ in signals:
                 try:
                     await trio.to_thread.run_sync(_unmount, os.path.abspath(self._options.mountpoint))
