@@ -16,6 +16,7 @@ from tests.e2e.support.site import Aside, Site, kill, site, unmount_all
 from tests.support.compare import differences, of_snapshot, walk
 
 _KILLS = 50
+_MANY = 1000
 
 
 @pytest.fixture
@@ -111,15 +112,17 @@ class Pair:
             here.log_tail(),
         )
         workspace = here.workspace(cog)
-        undo = workspace.undo(dry_run=True)
-        assert (undo.undone_snapshot_id == snapshot) == is_target, here.log_tail()
         recovery = state.last_recovery
         if recovery != previous:
             assert recovery.target_snapshot_id == snapshot
             assert recovery.outcome == (workspace_pb2.Recovery.FORWARD if is_target else workspace_pb2.Recovery.BACK), (
                 recovery
             )
-            assert undo.files.busy is False
+        if recovery == previous or len(found) < _MANY:
+            # Not begun or quite finished; the record of the last restore says which. (Its report of many files takes
+            # long, and need not be had when the recovery has said it.)
+            undo = workspace.undo(dry_run=True)
+            assert (undo.undone_snapshot_id == snapshot) == is_target, here.log_tail()
         plan = workspace.restore(self.snapshots[target if is_target else self.now], dry_run=True)
         assert not plan.files, plan.files[:5]
         # Nobody is kept from anything any more, not even where the restore was at work.
