@@ -12,6 +12,7 @@ import os
 import stat as modes
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from time import perf_counter_ns, time_ns
+from types import CoroutineType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
@@ -44,10 +45,8 @@ _DTYPE_SHIFT = 12
 Admission = tuple[int, Callable[[], Collection[int]]] | None
 
 
-def _handled(
-    function: Callable[..., Any], admission: Callable[..., Admission | None] | None = None, *, awaits: bool = False
-) -> Any:
-    """``function``, a method that is synchronous or ``awaits``, as a handler."""
+def _handled(function: Callable[..., Any], admission: Callable[..., Admission | None] | None = None) -> Any:
+    """``function``, a method that gives a result or a coroutine of one, as a handler."""
     name = function.__name__.lstrip("_")
 
     @functools.wraps(function)
@@ -57,7 +56,8 @@ def _handled(
         try:
             if admission is not None and self.gate.closed and (admitted := admission(self, *args)) is not None:
                 await self.gate.admit(*admitted)
-            return await function(self, *args) if awaits else function(self, *args)
+            result = function(self, *args)
+            return await result if result.__class__ is CoroutineType else result
         except BaseException as error:
             counter.errors += 1
             raise _fuse_error(name, error) from None
@@ -89,7 +89,7 @@ def waiting(
     function: Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]]:
     """A handler that changes nothing and awaits."""
-    handler: Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]] = _handled(function, awaits=True)
+    handler: Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]] = _handled(function)
     return handler
 
 
@@ -316,19 +316,17 @@ class Operations(pyfuse3.Operations):
     def read(self, fh: int, off: int, size: int) -> bytes:
         return os.pread(fh, size, off)
 
-    async def write(self, fh: int, off: int, buf: bytes) -> int:
-        written = await self._write(fh, off, buf)
-        handle = self.tree.handles.get(fh)
-        if handle.sync:
-            await self._sync(handle, handle.sync & os.O_SYNC != os.O_SYNC)
-        return written
-
     @changing(_handle)
-    def _write(self, fh: int, off: int, buf: bytes) -> int:
+    def write(self, fh: int, off: int, buf: bytes) -> Any:
         handle = self.tree.handles.get(fh)
         written = self.tree.write(handle, off, buf)
         if not handle.privileged and self.tree.drop_privileges(handle):
             self._invalidator.attributes(handle.node.id)
+        # What is written is written: only the reply waits for the disk.
+        return self._written(handle, written) if handle.sync else written
+
+    async def _written(self, handle: Handle, written: int) -> int:
+        await self._sync(handle, handle.sync & os.O_SYNC != os.O_SYNC)
         return written
 
     @reading
