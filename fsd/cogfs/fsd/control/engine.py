@@ -6,8 +6,8 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from cogfs.fsd.control.completion import Completion
 from cogfs.fsd.control.ports import EngineState, Link
-from cogfs.fsd.control.restoration import Restoration
 from cogfs.fsd.control.threads import Threads
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.store import Store
@@ -38,7 +38,7 @@ class Engine:
         workspace = self.workspace(workspace_id)
         with workspace.lock:
             workspace.attach(link)
-            Restoration(workspace).recover(link)
+            Completion(workspace).recover(link)
             reason = workspace.row().read_only
             if reason != link.welcome.read_only:
                 workspace.set_read_only(reason)
@@ -55,7 +55,7 @@ class Engine:
         workspace = self.workspace(workspace_id)
         with workspace.lock:
             link = workspace.link
-            Restoration(workspace).recover(link if link is not None and link.alive else None)
+            Completion(workspace).recover(link if link is not None and link.alive else None)
 
     def settle(self, workspace_id: str) -> None:
         """Hand over what is dirty before an orderly unmount."""

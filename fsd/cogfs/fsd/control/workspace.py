@@ -28,6 +28,7 @@ from cogfs.fsd.channel import (
     Stats,
     Unguard,
 )
+from cogfs.fsd.control.beneath import Beneath, split
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.recordbook import RecordBook
@@ -301,6 +302,19 @@ class Workspace:
     def put_snapshot(self, writer: Writer, snapshot: SnapshotRow) -> None:
         writer.put_snapshot(snapshot)
         writer.put_workspace(msgspec.structs.replace(writer.workspace(self.id), last_snapshot_id=snapshot.id))
+
+    def capture(self, reach: Beneath, path: bytes, rules: Rules) -> TreeEntry | None:
+        """What is at ``path`` now, whatever its size, in the store; None when nothing is."""
+        unlimited = Rules(rules.exclude, -1)
+        parent, name = split(path)
+        try:
+            fd = reach.directory(parent)
+            os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        book = RecordBook(self.store, "")
+        recorder = Recorder(self.store, book, reach.root_fd, unlimited, self.pool)
+        return recorder.single(parent, name, fd)
 
     # --- restores -----------------------------------------------------------------------------------------------------
 
