@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import stat
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -75,48 +72,3 @@ class Directory:
 
     def close(self) -> None:
         self.pool.shutdown()
-
-
-def picture(root: Path) -> dict[bytes, tuple[object, ...]]:
-    """Every name below ``root`` with what has to come back: kind, mode, content or target, attributes, shared names."""
-    found: dict[bytes, tuple[object, ...]] = {}
-    inodes: dict[int, list[bytes]] = {}
-    for path in sorted(_names(os.fsencode(root))):
-        status = os.lstat(path)
-        name = os.path.relpath(path, os.fsencode(root))
-        mode = stat.S_IMODE(status.st_mode)
-        if stat.S_ISLNK(status.st_mode):
-            found[name] = ("link", os.readlink(path))
-        elif stat.S_ISDIR(status.st_mode):
-            found[name] = ("directory", mode, _attributes(path))
-        elif stat.S_ISREG(status.st_mode):
-            with open(path, "rb") as file:
-                found[name] = ("file", mode, file.read(), _attributes(path))
-            inodes.setdefault(status.st_ino, []).append(name)
-        else:
-            found[name] = ("special", stat.S_IFMT(status.st_mode))
-    for names in inodes.values():
-        for name in names:
-            found[name] = (*found[name], tuple(names))
-    return found
-
-
-def _names(root: bytes) -> Iterator[bytes]:
-    for entry in os.scandir(root):
-        yield entry.path
-        if entry.is_dir(follow_symlinks=False):
-            yield from _names(entry.path)
-
-
-def _attributes(path: bytes) -> tuple[tuple[str, bytes], ...]:
-    names = [name for name in os.listxattr(path, follow_symlinks=False) if name.startswith("user.")]
-    return tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in sorted(names))
-
-
-def empty(root: Path) -> None:
-    """Remove everything in ``root``, of whatever mode."""
-    for path in root.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

@@ -24,7 +24,7 @@ from rich.text import Text
 from tests.demo import project
 from tests.demo.session import SYSTEM, TURNS, Turn
 from tests.support.installation import Installation
-from tests.support.tree import Node, describe, differences
+from tests.support.tree import Tree, describe, differences
 
 THREAD = "demo"
 _PLAN_LINES = 24
@@ -44,7 +44,7 @@ class Moment:
     copy: Path
     snapshot: str
     #: What a walk finds in the copy.
-    tree: dict[bytes, Node]
+    tree: Tree
     #: The rows of the database, where there is one.
     rows: int | None
     #: The entry before the message, to which a rewind goes.
@@ -228,7 +228,7 @@ class Demo:
     def _moment(self, name: str, snapshot: str, before: str) -> Moment:
         return self._described(name, self._copy("end"), snapshot, before)
 
-    def _now(self) -> dict[bytes, Node]:
+    def _now(self) -> Tree:
         return describe(self._copies / "end")
 
     def _same(self, moment: Moment) -> None:

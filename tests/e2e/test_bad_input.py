@@ -16,7 +16,7 @@ from cogfs.client import Client, CogfsError, Corrupt, IOFailed, NoSpace, Unavail
 from cogfs.v1 import workspace_pb2
 from cogfs.v1.reasons import Reason
 from tests.e2e.support.site import Outcome, Site, as_root, mounts_below, site
-from tests.support.compare import differences, of_snapshot, walk
+from tests.support.tree import describe, differences, of_snapshot
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_ids_and_paths(shared: Site, words: str, reason: Reason) -> None:
     def standing() -> object:
         with shared.client() as cog:
             return (
-                walk(shared.project),
+                describe(shared.project),
                 [thread.message for thread in cog.threads()],
                 list(cog.thread("chat").entries(all_branches=True)),
                 shared.workspace(cog).message.snapshot_count,
@@ -305,27 +305,27 @@ def test_a_store_on_a_full_disk(here: Site) -> None:
         with here.client() as cog:
             thread = cog.create_thread("chat", workspace=here.workspace(cog))
             first = thread.user_message("one").file_checkpoint.snapshot_id
-            before = walk(here.project)
+            before = describe(here.project)
             refusals = 0
             for leave in (0, 4096, 16384, 65536, 200_000, 400_000, 2_000_000):
                 for number in range(30):
                     (here.project / f"f{number}").write_bytes(os.urandom(10_000))
-                after = walk(here.project)
+                after = describe(here.project)
                 ballast = fill(here.state, leave)
                 refusals += _message_on_full_disk(here, cog, leave)
-                assert not differences(walk(here.project), after)
+                assert not differences(describe(here.project), after)
                 refusals += _restore_on_full_disk(here, cog, first)
-                restored = not differences(walk(here.project), before)
-                assert restored or not differences(walk(here.project), after)
+                restored = not differences(describe(here.project), before)
+                assert restored or not differences(describe(here.project), after)
                 # Whatever came of it, the workspace can be worked in.
                 (here.project / "f3").write_bytes(b"free")
                 ballast.unlink()
                 # There is room again, and all is well.
                 entry = thread.user_message("again", require_checkpoint=True)
                 taken = of_snapshot(cog.snapshot(entry.file_checkpoint.snapshot_id))
-                assert not differences(taken, walk(here.project), [b""])
+                assert not differences(taken, describe(here.project), [b""])
                 here.workspace(cog).restore(first)
-                assert not differences(walk(here.project), before)
+                assert not differences(describe(here.project), before)
             assert refusals >= 4
         # It can be stopped and started.
         here.ctl("daemon", "stop")
@@ -352,11 +352,11 @@ def _message_on_full_disk(here: Site, cog: Client, leave: int) -> bool:
 
 
 def _restore_on_full_disk(here: Site, cog: Client, snapshot: str) -> bool:
-    before = walk(here.project)
+    before = describe(here.project)
     try:
         here.workspace(cog).restore(snapshot)
     except NoSpace:
-        assert not differences(walk(here.project), before)
+        assert not differences(describe(here.project), before)
         assert here.settled(cog).state == workspace_pb2.Workspace.ACTIVE
         return True
     return False
@@ -388,16 +388,16 @@ def test_a_restore_on_a_full_workspace(here: Site) -> None:
         here.mount()
         with here.client() as cog:
             snapshot = _full_workspace(here, cog)
-            before = walk(here.project)
+            before = describe(here.project)
             sentence = refused(here.ctl("restore", snapshot, "--yes", code=None), Reason.NO_SPACE)
             assert "as they were" in sentence
-            assert not differences(walk(here.project), before), here.log_tail()
+            assert not differences(describe(here.project), before), here.log_tail()
             assert here.settled(cog).state == workspace_pb2.Workspace.ACTIVE
             (here.project / "d0" / "f0").write_text("tiny\n")
             (here.project / "d0" / "f0").write_text("short now\n")
             (here.project / "node_modules" / "ballast").unlink()
             here.workspace(cog).restore(snapshot)
-            assert not differences(of_snapshot(cog.snapshot(snapshot)), walk(here.project), [b""])
+            assert not differences(of_snapshot(cog.snapshot(snapshot)), describe(here.project), [b""])
         here.ctl("daemon", "stop")
 
 
@@ -406,7 +406,7 @@ def test_a_recovery_on_a_full_workspace_goes_back(here: Site) -> None:
         here.mount()
         with here.client() as cog:
             snapshot = _full_workspace(here, cog)
-        before = walk(here.project)
+        before = describe(here.project)
         here.kill_daemon()
         here.start("restore.write:5")
         with here.client() as cog, pytest.raises(Unavailable):
@@ -417,7 +417,7 @@ def test_a_recovery_on_a_full_workspace_goes_back(here: Site) -> None:
             recovery = here.settled(cog).last_recovery
             assert recovery.outcome == workspace_pb2.Recovery.BACK
             assert "space" in recovery.reason
-            assert not differences(walk(here.project), before), here.log_tail()
+            assert not differences(describe(here.project), before), here.log_tail()
         here.ctl("daemon", "stop")
 
 
@@ -428,7 +428,7 @@ def test_what_can_be_neither_finished_nor_taken_back_is_read_only_until_it_can(h
         here.mount()
         with here.client() as cog:
             snapshot = _full_workspace(here, cog)
-        before = walk(here.project)
+        before = describe(here.project)
         here.kill_daemon()
         here.start("restore.write:5")
         with here.client() as cog, pytest.raises(Unavailable):
@@ -444,7 +444,7 @@ def test_what_can_be_neither_finished_nor_taken_back_is_read_only_until_it_can(h
             with pytest.raises(OSError, match="Read-only"):
                 (here.project / "d0" / "mine").write_text("x")
             # It can be read all the same.
-            assert walk(here.project)
+            assert describe(here.project)
             for call in (here.workspace(cog).checkpoint, lambda: here.workspace(cog).restore(snapshot)):
                 with pytest.raises(CogfsError, match="read-only"):
                     call()
@@ -452,7 +452,7 @@ def test_what_can_be_neither_finished_nor_taken_back_is_read_only_until_it_can(h
             here.ctl("mount", here.project)
             recovery = here.settled(cog).last_recovery
             assert recovery.outcome == workspace_pb2.Recovery.BACK
-            assert not differences(walk(here.project), before), here.log_tail()
+            assert not differences(describe(here.project), before), here.log_tail()
             here.workspace(cog).checkpoint()
         here.ctl("daemon", "stop")
 
@@ -470,7 +470,7 @@ def test_a_damaged_pack(here: Site) -> None:
         (here.project / "precious").write_bytes(b"changed")
         (here.project / "other").write_text("two\n")
         (here.project / "more").write_text("three\n")
-        before = walk(here.project)
+        before = describe(here.project)
         packs = [path for path in (here.state / "store" / "packs").iterdir() if content[:500] in path.read_bytes()]
         (pack,) = packs
         at = pack.read_bytes().index(content[:500]) + 250
@@ -479,7 +479,7 @@ def test_a_damaged_pack(here: Site) -> None:
             file.write(bytes([content[250] ^ 0xFF]))
         inodes = {path.name: path.stat().st_ino for path in here.project.iterdir()}
         refused(here.ctl("restore", snapshot, "--yes", code=None), Reason.CORRUPT, Reason.IO)
-        assert not differences(walk(here.project), before)
+        assert not differences(describe(here.project), before)
         assert {path.name: path.stat().st_ino for path in here.project.iterdir()} == inodes
         with pytest.raises((Corrupt, IOFailed)):
             b"".join(cog.snapshot(snapshot).cat("precious"))
@@ -501,7 +501,7 @@ def test_a_damaged_tree(here: Site) -> None:
         snapshot = here.workspace(cog).checkpoint().id
         (here.project / name).rename(here.project / "other")
         here.workspace(cog).checkpoint()
-    before = walk(here.project)
+    before = describe(here.project)
     here.kill_daemon()
     packs = (here.state / "store" / "packs").iterdir()
     (pack,) = (path for path in packs if name.encode() in path.read_bytes())
@@ -512,8 +512,8 @@ def test_a_damaged_tree(here: Site) -> None:
     here.daemon_pid()
     for arguments in (("restore", snapshot, "--yes"), ("ls", snapshot), ("diff", snapshot)):
         refused(here.ctl(*arguments, code=None), Reason.CORRUPT, Reason.IO)
-    assert not differences(walk(here.project), before)
+    assert not differences(describe(here.project), before)
     with here.client() as cog:
         assert here.settled(cog).state == workspace_pb2.Workspace.ACTIVE
         (here.project / "other").write_text("goes on\n")
-        assert not differences(of_snapshot(here.workspace(cog).checkpoint()), walk(here.project), [b""])
+        assert not differences(of_snapshot(here.workspace(cog).checkpoint()), describe(here.project), [b""])

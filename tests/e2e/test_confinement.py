@@ -14,7 +14,7 @@ import pytest
 
 from cogfs.client import CogfsError, Unavailable
 from tests.e2e.support.site import Aside, Site, State, kill, site, wait_for
-from tests.support.compare import Tree, differences, of_snapshot, walk
+from tests.support.tree import Tree, describe, differences, of_snapshot
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -40,7 +40,7 @@ def outside(here: Site) -> Path:
 
 def with_times(root: Path) -> tuple[Tree, dict[str, tuple[int, int, int]]]:
     status = {str(path): path.lstat() for path in root.rglob("*")}
-    return walk(root), {path: (one.st_ino, one.st_mtime_ns, one.st_mode) for path, one in status.items()}
+    return describe(root), {path: (one.st_ino, one.st_mtime_ns, one.st_mode) for path, one in status.items()}
 
 
 def test_symlinks_in_place_of_directories(here: Site, outside: Path) -> None:
@@ -53,19 +53,19 @@ def test_symlinks_in_place_of_directories(here: Site, outside: Path) -> None:
     with here.client() as cog:
         workspace = here.workspace(cog)
         first = workspace.checkpoint().id
-        before = walk(project)
+        before = describe(project)
         shutil.rmtree(project / "src")
         (project / "src").symlink_to(outside)
         (project / "also").symlink_to(outside / "d")
-        after = walk(project)
+        after = describe(project)
         second = workspace.checkpoint().id
         workspace.restore(first)
-        assert not differences(walk(project), before)
+        assert not differences(describe(project), before)
         workspace.restore(second)
-        assert not differences(walk(project), after)
+        assert not differences(describe(project), after)
         with pytest.raises(CogfsError):
             workspace.restore(first, ["src/d/f2"])
-        assert not differences(walk(project), after)
+        assert not differences(describe(project), after)
     assert with_times(outside) == untouched
 
 
@@ -102,7 +102,7 @@ def test_directories_swapped_for_symlinks_all_the_time(here: Site, outside: Path
     with here.client() as cog:
         workspace = here.workspace(cog)
         first = workspace.checkpoint().id
-        before = walk(project)
+        before = describe(project)
         swapper = Aside(swap)
         try:
             for _ in range(6):
@@ -117,7 +117,7 @@ def test_directories_swapped_for_symlinks_all_the_time(here: Site, outside: Path
         assert with_times(outside) == untouched
         here.settled(cog)
         workspace.restore(first)
-        assert not differences(walk(project), before)
+        assert not differences(describe(project), before)
 
 
 def test_hard_links_to_files_outside(here: Site, outside: Path) -> None:
@@ -192,7 +192,7 @@ def test_special_files_open_files_and_long_names(here: Site) -> None:
     with here.client() as cog:
         workspace = here.workspace(cog)
         first = workspace.checkpoint().id
-        before = walk(project)
+        before = describe(project)
         with pytest.raises(OSError, match="too long"):
             (project / ("n" * 300)).write_text("x")
         (project / "fifo").unlink()
@@ -207,12 +207,12 @@ def test_special_files_open_files_and_long_names(here: Site) -> None:
             assert (b"new-fifo", "special") in kept
             assert (b"fifo", "special") in kept
             gone.write("into nowhere\n")
-        assert not differences(walk(project), before, [b"fifo", b"new-fifo"])
+        assert not differences(describe(project), before, [b"fifo", b"new-fifo"])
         assert stat.S_ISFIFO((project / "fifo").lstat().st_mode)
         (project / "fifo").unlink()
         (project / "new-fifo").unlink()
         workspace.restore(first)
-        assert not differences(walk(project), before)
+        assert not differences(describe(project), before)
 
 
 def test_paths_deeper_than_a_path_may_be_long(here: Site) -> None:
@@ -261,7 +261,7 @@ def test_a_root_that_is_moved_while_it_is_mounted(here: Site) -> None:
     with here.client() as cog:
         workspace = here.workspace(cog)
         first = workspace.checkpoint().id
-        before = walk(at)
+        before = describe(at)
         for number in range(40):
             (at / f"f{number}").write_text("two\n")
         workspace.checkpoint()
@@ -271,8 +271,8 @@ def test_a_root_that_is_moved_while_it_is_mounted(here: Site) -> None:
         (here.project / "f99").write_text("a stranger's\n")
         stranger = with_times(here.project)
         workspace.restore(first)
-        assert not differences(walk(at), before)
-        assert not differences(walk(here.base / "moved" / "project"), before)
+        assert not differences(describe(at), before)
+        assert not differences(describe(here.base / "moved" / "project"), before)
         assert with_times(here.project) == stranger
         for number in range(40):
             (at / f"f{number}").write_text("three\n")
@@ -299,5 +299,5 @@ def test_a_root_that_is_moved_while_it_is_mounted(here: Site) -> None:
         (here.base / "moved").rename(here.base / "up")
         here.ctl("mount", here.project, "--at", at)
         assert here.settled(cog).last_recovery.target_snapshot_id == first
-        assert not differences(walk(at), before)
+        assert not differences(describe(at), before)
         assert not differences(of_snapshot(here.workspace(cog).checkpoint()), before, [b""])

@@ -15,7 +15,7 @@ import pytest
 
 from cogfs.client import CogfsError
 from tests.e2e.support.site import PATIENCE, Aside, Site, State, kill, site, wait_for
-from tests.support.compare import differences, of_snapshot, walk
+from tests.support.tree import describe, differences, of_snapshot
 
 _FILES = 1500
 _LINES = 3000
@@ -103,11 +103,11 @@ def test_programs_do_not_notice_that_the_daemon_is_killed(here: Site) -> None:
             program.communicate()
     assert kills >= 2
     assert here.worker_pid() == worker
-    assert not differences(walk(target), walk(tree))
+    assert not differences(describe(target), describe(tree))
     check_lines(here.project / "written" / "lines")
     with here.client() as cog:
         last = here.workspace(cog).checkpoint("after")
-        assert not differences(of_snapshot(last), walk(here.project), [b""])
+        assert not differences(of_snapshot(last), describe(here.project), [b""])
         here.workspace(cog).restore(first.id)
     assert os.listdir(here.project) == ["old"]
 
@@ -134,7 +134,7 @@ def test_worker_killed_while_idle(here: Site, by_hand: bool) -> None:
         here.workspace(cog).checkpoint()
     (here.project / "f7").write_text("not in a snapshot yet")
     (here.project / "f8").unlink()
-    before = walk(here.project)
+    before = describe(here.project)
     inode = os.stat(here.project / "f1").st_ino
     held = os.open(here.project / "f9", os.O_WRONLY | os.O_APPEND)
     worker = here.worker_pid()
@@ -144,7 +144,7 @@ def test_worker_killed_while_idle(here: Site, by_hand: bool) -> None:
         os.write(held, b"lost")
     with contextlib.suppress(OSError):
         os.close(held)
-    assert not differences(walk(here.project), before)
+    assert not differences(describe(here.project), before)
     assert os.stat(here.project / "f1").st_ino == inode
     with here.client() as cog:
         assert not differences(of_snapshot(here.workspace(cog).checkpoint()), before, [b""])
@@ -165,7 +165,7 @@ def test_worker_and_daemon_killed_together(here: Site) -> None:
     here.daemon_pid()
     brought_back(here, worker, by_hand=False)
     with here.client() as cog:
-        assert not differences(of_snapshot(here.workspace(cog).checkpoint()), walk(here.project), [b""])
+        assert not differences(of_snapshot(here.workspace(cog).checkpoint()), describe(here.project), [b""])
 
 
 def test_worker_killed_while_programs_write(here: Site) -> None:
@@ -190,20 +190,20 @@ def test_worker_killed_while_programs_write(here: Site) -> None:
     for number in range(0, len(written) - 1, 10):
         assert (here.project / "written" / f"kept{number}").exists() == (number % 20 != 0)
     with here.client() as cog:
-        assert not differences(of_snapshot(here.workspace(cog).checkpoint()), walk(here.project), [b""])
+        assert not differences(of_snapshot(here.workspace(cog).checkpoint()), describe(here.project), [b""])
 
 
 def test_worker_killed_during_a_checkpoint(here: Site) -> None:
     for number in range(400):
         (here.project / f"f{number}").write_bytes(os.urandom(20_000))
-    before = walk(here.project)
+    before = describe(here.project)
     here.mount()
     with here.client() as cog:
         thread = cog.create_thread(workspace=here.workspace(cog))
         for round_ in range(3):
             for number in range(400):
                 (here.project / f"f{number}").write_bytes(os.urandom(20_000))
-            before = walk(here.project)
+            before = describe(here.project)
             worker = here.worker_pid()
             message = Aside(lambda n=round_: thread.user_message("x", id=f"m{n}", require_checkpoint=True))  # type: ignore[misc]
             time.sleep(0.05 * (round_ + 1))
@@ -216,7 +216,7 @@ def test_worker_killed_during_a_checkpoint(here: Site) -> None:
             for entry in entries:
                 taken = cog.snapshot(entry.file_checkpoint.snapshot_id)
                 assert not differences(of_snapshot(taken), before, [b""])
-            assert not differences(walk(here.project), before)
+            assert not differences(describe(here.project), before)
             assert not differences(of_snapshot(here.workspace(cog).checkpoint()), before, [b""])
 
 
@@ -229,10 +229,10 @@ def test_worker_killed_during_a_restore(here: Site) -> None:
     finished = 0
     with here.client() as cog:
         workspace = here.workspace(cog)
-        states = [(workspace.checkpoint().id, walk(here.project))]
+        states = [(workspace.checkpoint().id, describe(here.project))]
         for number in range(600):
             (here.project / f"d{number % 10}" / f"f{number}").write_text("other\n" * (number % 7 + 1))
-        states.append((workspace.checkpoint().id, walk(here.project)))
+        states.append((workspace.checkpoint().id, describe(here.project)))
         now = 1
         begun = time.monotonic()
         workspace.restore(states[0][0])
@@ -247,7 +247,7 @@ def test_worker_killed_during_a_restore(here: Site) -> None:
             kill(worker)
             restore.join()
             brought_back(here, worker, by_hand=False)
-            found = walk(here.project)
+            found = describe(here.project)
             if differences(found, tree):
                 assert not differences(found, states[now][1]), here.log_tail()
                 assert isinstance(restore.error, CogfsError)

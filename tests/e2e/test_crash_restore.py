@@ -13,7 +13,7 @@ import pytest
 from cogfs.client import Client, Unavailable
 from cogfs.v1 import workspace_pb2
 from tests.e2e.support.site import Aside, Site, kill, site, unmount_all
-from tests.support.compare import differences, of_snapshot, walk
+from tests.support.tree import describe, differences, of_snapshot
 
 _KILLS = 50
 _MANY = 1000
@@ -85,13 +85,13 @@ class Pair:
         with here.client() as cog:
             workspace = here.workspace(cog)
             first = workspace.checkpoint("first").id
-            before = walk(here.project)
+            before = describe(here.project)
             change(here.project, files)
             second = workspace.checkpoint("second").id
-            after = walk(here.project)
+            after = describe(here.project)
             # So that there is a restore to undo from the beginning.
             workspace.restore(first)
-            assert not differences(walk(here.project), before)
+            assert not differences(describe(here.project), before)
         self.snapshots = (first, second)
         self.trees = (before, after)
         #: Which of the two the workspace is now.
@@ -103,7 +103,7 @@ class Pair:
         here, target = self.here, 1 - self.now
         snapshot = snapshot or self.snapshots[target]
         state = here.settled(cog)
-        found = walk(here.project)
+        found = describe(here.project)
         is_target = not differences(found, self.trees[target])
         as_it_was = not differences(found, self.trees[self.now])
         assert is_target != as_it_was, (
@@ -238,7 +238,9 @@ def test_a_step_of_a_rewind(small: Pair, step: str) -> None:
         assert small.now == (1 - was if step == "restore.safe" else was)
         # The thread goes on from there.
         entry = cog.thread(thread.id).user_message("three")
-        assert not differences(of_snapshot(cog.snapshot(entry.file_checkpoint.snapshot_id)), walk(here.project), [b""])
+        assert not differences(
+            of_snapshot(cog.snapshot(entry.file_checkpoint.snapshot_id)), describe(here.project), [b""]
+        )
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,7 @@ def test_a_step_of_the_store_in_a_restore(small: Pair, step: str) -> None:
         previous = recovery_of(here, cog)
     # Something that no snapshot holds yet, so that the store has something to write.
     (here.project / "package05" / "news").write_text(step)
-    small.trees[small.now][b"package05/news"] = walk(here.project)[b"package05/news"]
+    small.trees[small.now][b"package05/news"] = describe(here.project)[b"package05/news"]
     armed(here, step)
     with here.client() as cog:
         workspace = here.workspace(cog)
@@ -329,7 +331,7 @@ def test_a_step_of_a_message(small: Pair, step: str) -> None:
                 ]
             after = cog.thread(thread.id).user_message("again")
             taken = of_snapshot(cog.snapshot(after.file_checkpoint.snapshot_id))
-            assert not differences(taken, walk(here.project), [b""])
+            assert not differences(taken, describe(here.project), [b""])
     finally:
         for path in extra.iterdir():
             path.unlink()
@@ -360,7 +362,7 @@ def test_a_recovery_that_is_killed_too(here: Site) -> None:
     with here.client() as cog:
         assert here.settled(cog).last_recovery.outcome == workspace_pb2.Recovery.FORWARD
         assert recovery_of(here, cog) != previous
-        found = walk(here.project)
+        found = describe(here.project)
         made = {path for path in found if path.startswith(b"aside/")}
         assert len(made) == 5
         assert not differences(found, pair.trees[1], made), here.log_tail()
@@ -369,7 +371,7 @@ def test_a_recovery_that_is_killed_too(here: Site) -> None:
         (here.project / "package05" / "module5" / "foreign").write_text("x")
         (here.project / "package05" / "module5" / "foreign").unlink()
         here.workspace(cog).undo()
-        assert not differences(walk(here.project), pair.trees[0], made)
+        assert not differences(describe(here.project), pair.trees[0], made)
 
 
 def test_changes_of_the_bare_directory_before_the_recovery(here: Site) -> None:
@@ -412,4 +414,4 @@ def test_changes_of_the_bare_directory_before_the_recovery(here: Site) -> None:
         assert b"".join(kept[0].cat("d0/f3")) == b"mine, of no snapshot\n"
         assert b"".join(kept[0].cat("d1/f7/deep/file")) == b"nor this\n"
         assert {entry.path: entry.symlink_target for entry in kept[0].ls("d0")}[b"d0/f6"] == b"of no snapshot"
-        assert not differences(of_snapshot(here.workspace(cog).checkpoint()), walk(here.project), [b""])
+        assert not differences(of_snapshot(here.workspace(cog).checkpoint()), describe(here.project), [b""])

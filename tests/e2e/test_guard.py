@@ -18,7 +18,7 @@ import pytest
 
 from cogfs.client import Busy, Unavailable, WorkspaceBusy
 from tests.e2e.support.site import PATIENCE, Aside, Site, site
-from tests.support.compare import differences, of_snapshot, walk
+from tests.support.tree import describe, differences, of_snapshot
 
 #: Does one kind of thing over and over in a directory, until its input ends; then tells how often each errno came.
 _HAMMER = """
@@ -126,12 +126,12 @@ def test_a_restore_in_directories_that_others_hammer(here: Site) -> None:
     with here.client() as cog:
         workspace = here.workspace(cog)
         first = workspace.checkpoint().id
-        before = walk(here.project / "busy")
+        before = describe(here.project / "busy")
         plant(here.project, "two\n")
         for number in range(40):
             (here.project / "busy" / "d0" / f"new{number}").write_text("new")
         second = workspace.checkpoint().id
-        after = walk(here.project / "busy")
+        after = describe(here.project / "busy")
         busy_calls = 0
         with contextlib.ExitStack() as stack:
             hammers = [
@@ -161,15 +161,15 @@ def test_a_restore_in_directories_that_others_hammer(here: Site) -> None:
                 assert {int(number) for number in counts} <= allowed, counts
         assert done == 3
         assert busy_calls > 0
-        found = walk(here.project / "busy")
+        found = describe(here.project / "busy")
         strangers = {path for path in found if b"foreign-" in path}
         assert not differences(found, before, strangers), here.log_tail()
         # Whoever came before the restore's cut and was in nobody's snapshot is gone or was there after it; none stays.
         workspace.restore(first, [b"busy"], force=True)
-        assert not differences(walk(here.project / "busy"), before)
+        assert not differences(describe(here.project / "busy"), before)
         workspace.restore(second, [b"busy"])
-        assert not differences(walk(here.project / "busy"), after)
-        assert not differences(of_snapshot(workspace.checkpoint()), walk(here.project), [b""])
+        assert not differences(describe(here.project / "busy"), after)
+        assert not differences(of_snapshot(workspace.checkpoint()), describe(here.project), [b""])
 
 
 def test_a_create_that_is_held_where_the_restore_renames(here: Site) -> None:
@@ -201,7 +201,7 @@ def test_a_create_that_is_held_where_the_restore_renames(here: Site) -> None:
     with here.client() as cog:
         workspace = here.workspace(cog)
         first = workspace.checkpoint().id
-        before = walk(here.project)
+        before = describe(here.project)
         for number in range(400):
             (directory / f"f{number}").write_text("two")
         others = [Aside(lambda n=me: create(n)) for me in range(4)]  # type: ignore[misc]
@@ -215,10 +215,10 @@ def test_a_create_that_is_held_where_the_restore_renames(here: Site) -> None:
         assert restore.error is None, restore.error
         assert outcomes <= {0, errno.EBUSY, errno.ENOENT}
         assert 0 in outcomes
-        found = walk(here.project)
+        found = describe(here.project)
         assert not differences(found, before, [path for path in found if b"foreign-" in path])
         workspace.restore(first)
-        assert not differences(walk(here.project), before)
+        assert not differences(describe(here.project), before)
 
 
 def test_nobody_opens_a_file_for_writing_that_is_being_replaced(here: Site) -> None:
@@ -266,10 +266,10 @@ def test_a_writer_is_named_and_refuses(here: Site, then: str) -> None:
         thread = cog.create_thread(workspace=workspace)
         thread.append("system", "begin")
         message = thread.user_message("one")
-        before = walk(here.project)
+        before = describe(here.project)
         held.write_text("two\n")
         with program(_HOLDER, held, "a", "/") as holder:
-            after = walk(here.project)
+            after = describe(here.project)
             plan = workspace.restore(message.file_checkpoint.snapshot_id, dry_run=True)
             assert plan.busy
             (one,) = plan.busy_by
@@ -283,17 +283,17 @@ def test_a_writer_is_named_and_refuses(here: Site, then: str) -> None:
             with pytest.raises(WorkspaceBusy):
                 thread.rewind(message.parent_id, files=True)
             assert thread.refresh().message.leaf_id == message.id
-            assert not differences(walk(here.project), after)
+            assert not differences(describe(here.project), after)
             report = workspace.restore(message.file_checkpoint.snapshot_id, force=True)
             assert [(forced.path, forced.pid) for forced in report.forced] == [(b"src/held.txt", holder.pid)]
-            assert not differences(walk(here.project), before)
+            assert not differences(describe(here.project), before)
             finish(holder)
         # What it wrote went to the file that it held, not to the one that stands there now.
-        assert not differences(walk(here.project), before)
+        assert not differences(describe(here.project), before)
         (here.project / "src").rename(here.project / "src2")
         (here.project / "src2").rename(here.project / "src")
         workspace.undo()
-        assert not differences(walk(here.project), after)
+        assert not differences(describe(here.project), after)
 
 
 def test_a_reader_is_told_of_and_does_not_refuse(here: Site) -> None:
@@ -320,14 +320,14 @@ def test_a_working_directory_that_would_go_refuses(here: Site) -> None:
         inner = here.project / "new" / "inner"
         inner.mkdir(parents=True)
         (inner / "file").write_text("x")
-        before = walk(here.project)
+        before = describe(here.project)
         with program(_HOLDER, "", "r", inner) as sitter:
             plan = workspace.restore(first, dry_run=True)
             assert plan.busy
             assert [(one.path, one.pid) for one in plan.busy_by] == [(b"new/inner", sitter.pid)]
             with pytest.raises(Busy, match="python"):
                 workspace.restore(first)
-            assert not differences(walk(here.project), before)
+            assert not differences(describe(here.project), before)
         workspace.restore(first)
         assert not list(here.project.iterdir())
 

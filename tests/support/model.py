@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from tests.support.tree import LEFT_OUT, Node
+from tests.support.tree import LEFT_OUT, Tree
 
 #: An operation's name, and what it needs to choose its paths and contents.
 Operation = tuple[str, int, int, int, bytes]
@@ -268,12 +268,12 @@ def _above(path: bytes) -> set[bytes]:
 
 
 def restored(
-    current: dict[bytes, Node],
-    target: dict[bytes, Node],
+    current: Tree,
+    target: Tree,
     left: LeftAlone,
     target_special: Iterable[bytes],
     paths: Iterable[bytes] = (),
-) -> tuple[dict[bytes, Node], bool]:
+) -> tuple[Tree, bool]:
     """What the files have to be after a restore of ``target``, or of ``paths`` in it.
 
     ``target_special``: special and large files of the target, which its snapshot does not hold. Also whether some of
@@ -310,7 +310,7 @@ def _within(path: bytes, directory: bytes) -> bool:
     return path == directory or path.startswith(directory + b"/")
 
 
-def without(nodes: dict[bytes, Node], paths: set[bytes]) -> dict[bytes, Node]:
+def without(nodes: Tree, paths: set[bytes]) -> Tree:
     """All others, whose groups hold what is left."""
     left = {path: node for path, node in nodes.items() if path not in paths}
     for path, node in left.items():
@@ -319,6 +319,6 @@ def without(nodes: dict[bytes, Node], paths: set[bytes]) -> dict[bytes, Node]:
     return left
 
 
-def without_groups(nodes: dict[bytes, Node]) -> dict[bytes, Node]:
+def without_groups(nodes: Tree) -> Tree:
     """The same, whatever is linked to what."""
     return {path: replace(node, group=()) for path, node in nodes.items()}

@@ -23,7 +23,7 @@ from cogfs.client import Busy, Client, Thread, ValidationError, Workspace, Works
 from cogfs.v1 import common_pb2, thread_pb2
 from tests.support.installation import Installation, remove
 from tests.support.model import Choice, LeftAlone, Operation, carry_out, operations, restored, without, without_groups
-from tests.support.tree import Node, describe, differences
+from tests.support.tree import Tree, describe, differences
 
 #: Kinds that a way back to the last entry before a message passes over.
 _PASSED_OVER = ("note", "session_event")
@@ -34,7 +34,7 @@ class Kept:
     """What a snapshot has to hold."""
 
     snapshot: str
-    nodes: dict[bytes, Node]
+    nodes: Tree
     #: What was there and is not held: special files, and large ones.
     special: frozenset[bytes]
 
@@ -375,7 +375,7 @@ class Machine(RuleBasedStateMachine):
                 outcomes.append(f"{type(error).__name__} {error.errno}")
         assert outcomes[0] == outcomes[1], f"{operation}: {outcomes[0]}, and in a plain directory {outcomes[1]}"
 
-    def _now(self) -> tuple[dict[bytes, Node], frozenset[bytes]]:
+    def _now(self) -> tuple[Tree, frozenset[bytes]]:
         """What a snapshot of the files has to hold, and what it leaves out."""
         left = LeftAlone(os.fsencode(self.shadow), self.limit)
         return without(describe(self.shadow), left.large), frozenset(left.special | left.large)
@@ -387,7 +387,7 @@ class Machine(RuleBasedStateMachine):
         if self.mounted and self.mountpoint != self.root:
             _assert_same(wanted, describe(self.root), "the bare directory")
 
-    def _keep(self, snapshot: str, nodes: dict[bytes, Node], special: frozenset[bytes]) -> Kept:
+    def _keep(self, snapshot: str, nodes: Tree, special: frozenset[bytes]) -> Kept:
         kept = Kept(snapshot, nodes, special)
         self.kept.append(kept)
         note(f"kept {snapshot}: {sorted(nodes)}")
@@ -462,9 +462,7 @@ class Machine(RuleBasedStateMachine):
         if changed:
             self._follow()
 
-    def _planned(
-        self, before: dict[bytes, Node], call: Callable[[bool], common_pb2.RestoreReport]
-    ) -> common_pb2.RestoreReport:
+    def _planned(self, before: Tree, call: Callable[[bool], common_pb2.RestoreReport]) -> common_pb2.RestoreReport:
         """The plan, when nothing is in the way any more."""
         plan = call(True)
         if plan.busy:
@@ -526,7 +524,7 @@ def _leads_to(point: Said, entry: Said) -> bool:
     return above is point
 
 
-def _kinds_differ(kept: Kept, nodes: dict[bytes, Node], special: frozenset[bytes], path: bytes) -> bool:
+def _kinds_differ(kept: Kept, nodes: Tree, special: frozenset[bytes], path: bytes) -> bool:
     above = os.path.dirname(path)
     while above:
         if above in special or above in kept.special:
@@ -540,6 +538,6 @@ def _kinds_differ(kept: Kept, nodes: dict[bytes, Node], special: frozenset[bytes
     return False
 
 
-def _assert_same(wanted: dict[bytes, Node], found: dict[bytes, Node], what: str) -> None:
+def _assert_same(wanted: Tree, found: Tree, what: str) -> None:
     different = differences(wanted, found)
     assert not different, f"{what} is not what it has to be (which comes first):\n  " + "\n  ".join(different[:20])

@@ -1,11 +1,18 @@
-"""A directory tree as plain facts, read by a walk that shares nothing with the product; what differs between two."""
+"""Trees of files as plain facts, and what differs between two.
+
+A directory's are found by a walk that shares nothing with the product, a snapshot's through its API.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import stat
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+
+from cogfs.client import Snapshot
+from cogfs.v1 import snapshot_pb2
 
 #: Never recorded, at any depth.
 LEFT_OUT = frozenset((b".git", b"node_modules", b".cogfs"))
@@ -17,7 +24,7 @@ _PIECE = 1 << 20
 class Node:
     """One name in a tree: all that a snapshot keeps of it."""
 
-    #: "file", "directory" or "link".
+    #: "file", "directory", "link", or "unreadable": a directory that may not be listed.
     kind: str
     #: Permission bits with set-id and sticky bits; zero for links, which have none of their own.
     mode: int = 0
@@ -31,19 +38,26 @@ class Node:
     xattrs: tuple[tuple[str, bytes], ...] = field(default=())
 
 
-def describe(root: str | bytes | os.PathLike[str]) -> dict[bytes, Node]:
-    """Every name below ``root`` by its path from there; the root itself is under ``b""``.
+#: Nodes by their path from the root; the root itself is under ``b""``.
+Tree = dict[bytes, Node]
+
+
+def describe(root: str | bytes | os.PathLike[str]) -> Tree:
+    """Everything at and below ``root``.
 
     Links are not followed. What is never recorded, and sockets, fifos and devices, are left out.
     """
     top = os.fsencode(root)
-    nodes: dict[bytes, Node] = {b"": _node(top, os.lstat(top))}
+    nodes: Tree = {b"": _node(top, os.lstat(top))}
     names_of: dict[tuple[int, int], list[bytes]] = {}
     pending = [b""]
     while pending:
         directory = pending.pop()
-        with os.scandir(os.path.join(top, directory)) as entries:
-            found = [entry.name for entry in entries]
+        try:
+            found = os.listdir(os.path.join(top, directory))
+        except PermissionError:
+            nodes[directory] = replace(nodes[directory], kind="unreadable")
+            continue
         for name in found:
             if name in LEFT_OUT:
                 continue
@@ -57,12 +71,37 @@ def describe(root: str | bytes | os.PathLike[str]) -> dict[bytes, Node]:
                 pending.append(path)
             elif kind == stat.S_IFREG and status.st_nlink > 1:
                 names_of.setdefault((status.st_dev, status.st_ino), []).append(path)
-    for names in names_of.values():
+    _group(nodes, names_of.values())
+    return nodes
+
+
+def of_snapshot(snapshot: Snapshot) -> Tree:
+    """The same of what a snapshot holds, listed and read through the API: without the root, which is not listed."""
+    nodes: Tree = {}
+    names_of: dict[int, list[bytes]] = {}
+    digests: dict[bytes, str] = {}
+    for entry in snapshot.ls(recursive=True):
+        if entry.kind == snapshot_pb2.TreeEntry.DIRECTORY:
+            nodes[entry.path] = Node("directory", entry.mode, xattrs=_user(entry.xattrs))
+        elif entry.kind == snapshot_pb2.TreeEntry.SYMLINK:
+            nodes[entry.path] = Node("link", target=entry.symlink_target)
+        elif entry.kind == snapshot_pb2.TreeEntry.FILE:
+            if entry.hash not in digests:
+                digests[entry.hash] = hashlib.sha256(b"".join(snapshot.cat(entry.path))).hexdigest()
+            nodes[entry.path] = Node("file", entry.mode, entry.size, digests[entry.hash], xattrs=_user(entry.xattrs))
+            if entry.link_group:
+                names_of.setdefault(entry.link_group, []).append(entry.path)
+    _group(nodes, names_of.values())
+    return nodes
+
+
+def _group(nodes: Tree, files: Iterable[list[bytes]]) -> None:
+    """Give each of a file's names all of them."""
+    for names in files:
         if len(names) > 1:
             group = tuple(sorted(names))
             for path in names:
                 nodes[path] = replace(nodes[path], group=group)
-    return nodes
 
 
 def _node(path: bytes, status: os.stat_result) -> Node:
@@ -91,13 +130,18 @@ def _xattrs(path: bytes) -> tuple[tuple[str, bytes], ...]:
     except OSError:
         # A filesystem without them.
         return ()
-    return tuple((name, os.getxattr(path, name)) for name in sorted(names) if name.startswith("user."))
+    return _user({name: os.getxattr(path, name) for name in names if name.startswith("user.")})
 
 
-def differences(a: dict[bytes, Node], b: dict[bytes, Node]) -> list[str]:
-    """One sentence for each name that is not the same in both; empty when the trees are equal."""
+def _user(xattrs: Mapping[str, bytes]) -> tuple[tuple[str, bytes], ...]:
+    """Those that every user can set; what others there are depends on the machine."""
+    return tuple((name, xattrs[name]) for name in sorted(xattrs) if name.startswith("user."))
+
+
+def differences(a: Tree, b: Tree, but: Iterable[bytes] = ()) -> list[str]:
+    """One sentence for each path but those in ``but`` that is not the same in both; empty when the trees are equal."""
     found = []
-    for path in sorted(a.keys() | b.keys()):
+    for path in sorted((a.keys() | b.keys()) - set(but)):
         one, other = a.get(path), b.get(path)
         if one == other:
             continue

@@ -13,7 +13,7 @@ from pathlib import Path
 from cogfs.client import CogfsError, Denied, Unavailable
 from cogfs.v1 import workspace_pb2
 from tests.e2e.support.site import Site
-from tests.support.compare import differences, walk
+from tests.support.tree import describe, differences
 
 _STEPS = ["restore.open", "restore.open:2", "restore.write:2", "restore.rename:9", "restore.delete", "restore.applied"]
 
@@ -49,16 +49,16 @@ def closed_directories(here: Site) -> None:
         workspace = here.workspace(cog)
         snapshot = workspace.checkpoint()
         assert [(one.path, one.reason) for one in snapshot.message.skipped] == [(b"secret", "unreadable")]
-        snapshots, trees = [snapshot.id], [walk(project)]
+        snapshots, trees = [snapshot.id], [describe(project)]
         open_up(project)
         plant(project, "two\n", range(4, 20))
         snapshots.append(workspace.checkpoint().id)
-        trees.append(walk(project))
+        trees.append(describe(project))
         report = workspace.restore(snapshots[0])
-        assert not differences(walk(project), trees[0])
+        assert not differences(describe(project), trees[0])
         assert report.deleted and report.restored
         workspace.undo()
-        assert not differences(walk(project), trees[1])
+        assert not differences(describe(project), trees[1])
     now = 1
     for step in _STEPS:
         here.kill_daemon()
@@ -74,7 +74,10 @@ def closed_directories(here: Site) -> None:
         here.daemon_pid()
         with here.client() as cog:
             assert here.settled(cog).last_recovery.outcome == workspace_pb2.Recovery.FORWARD, here.log_tail()
-            assert not differences(walk(project), trees[1 - now]), (step, differences(walk(project), trees[1 - now]))
+            assert not differences(describe(project), trees[1 - now]), (
+                step,
+                differences(describe(project), trees[1 - now]),
+            )
         now = 1 - now
     secret.chmod(0o700)
     assert (secret / "file").read_text() == "secret\n"
