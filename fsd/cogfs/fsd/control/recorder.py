@@ -1,8 +1,8 @@
 """Recording: what the files of a workspace are now, as a tree in the store.
 
 Two ways lead to the same result. A scan looks at everything and reads what its stat says has changed. An update looks
-only at what a worker saw change. Both read through a descriptor of the backing directory, never through the mount, so
-they can run while the worker parks mutating calls.
+only at what a worker saw change (``worklist``). Both read through a descriptor of the backing directory, never through
+the mount, so they can run while the worker parks mutating calls.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from cogfs.fsd.control.beneath import Beneath, beneath, join, split
 from cogfs.fsd.control.capture import Vanished, Xattrs, capture_file, read_xattrs
 from cogfs.fsd.control.recordbook import RecordBook, is_reported
 from cogfs.fsd.control.rules import Rules, is_temporary
+from cogfs.fsd.control.worklist import Work, Worklist
 from cogfs.store.schema import DirectoryRow, Kind, OpaqueReason, StatRow, Sums, TreeEntry
 from cogfs.store.store import Store
 
@@ -74,20 +75,6 @@ class _Frame:
         self.batches: list[Future[list[tuple[bytes, StatRow | None]]]] = []
         self.subdirectories: list[tuple[bytes, os.stat_result]] = []
         self.started_ns = time.time_ns()
-
-
-class _Work:
-    """What an update has to look at in one directory; ``names`` is None for everything."""
-
-    __slots__ = ("names", "subtree")
-
-    def __init__(self) -> None:
-        self.names: set[bytes] | None = set()
-        self.subtree = False
-
-    def add(self, name: bytes) -> None:
-        if self.names is not None:
-            self.names.add(name)
 
 
 def _status(entry: TreeEntry, status: os.stat_result, sums: Sums | None = None) -> StatRow:
@@ -161,9 +148,8 @@ class Recorder:
         self._hashed = 0
         self._removed: set[int] = set()
         self._arrived: set[int] = set()
-        self._written: set[int] = set()
-        self._touched: set[int] = set()
-        self._moved: dict[int, StatRow] = {}
+        #: What the worker saw, which is believed where ``_tracked`` says so: in an update, but not in what it scans.
+        self._worklist = Worklist(book, root_fd, rules)
         self._tracked = False
 
     # --- the two ways ------------------------------------------------------------------------------------------------
@@ -180,23 +166,16 @@ class Recorder:
         inode = os.fstat(self._root_fd).st_ino
         if self._book.directory(inode) is None:
             return None
-        self._tracked = True
-        work = self._collect(directories, files)
-        if work is None:
+        worklist = self._worklist
+        if not worklist.collect(directories, files):
             return None
+        self._tracked = True
+        self._removed |= worklist.left_out
         with beneath(self._root_fd) as reach:
-            self._gather_moved(work, reach)
-            depths: dict[int, set[bytes]] = {}
-            for path in work:
-                depths.setdefault(_depth(path), set()).add(path)
-            depth = max(depths, default=-1)
-            while depth >= 0:
-                for path in sorted(depths.get(depth, ())):
-                    if self._update_directory(path, work[path], reach) and path:
-                        parent, name = split(path)
-                        work.setdefault(parent, _Work()).add(name)
-                        depths.setdefault(depth - 1, set()).add(parent)
-                depth -= 1
+            worklist.gather_moved(reach)
+            for path, work in worklist.deepest_first():
+                if self._update_directory(path, work, reach) and path:
+                    worklist.add(path)
         return self._finish(inode)
 
     def single(self, parent: bytes, name: bytes, fd: int) -> TreeEntry | None:
@@ -226,79 +205,9 @@ class Recorder:
         root = self._directory_entry(b"", status, row, read_xattrs(b".", self._root_fd))
         return Recorded(root, root_inode, row.sums, self._hashed)
 
-    # --- what an update looks at --------------------------------------------------------------------------------------
+    # --- directories --------------------------------------------------------------------------------------------------
 
-    def _collect(self, directories: Sequence[DirtyDirectory], files: Sequence[DirtyFile]) -> dict[bytes, _Work] | None:
-        work: dict[bytes, _Work] = {}
-        for directory in directories:
-            if self._rules.excludes_beneath(directory.path):
-                self._removed.add(directory.inode)
-                continue
-            here = work.setdefault(directory.path, _Work())
-            if directory.names is None:
-                here.names = None
-            else:
-                for name in directory.names:
-                    here.add(name)
-            here.subtree = here.subtree or directory.subtree
-            if directory.path and directory.attributes:
-                parent, name = split(directory.path)
-                work.setdefault(parent, _Work()).add(name)
-        for file in files:
-            self._touched.add(file.inode)
-            if file.content:
-                self._written.add(file.inode)
-            parents = set()
-            for path in file.paths:
-                parent, name = split(path)
-                if not self._rules.excludes_beneath(parent):
-                    work.setdefault(parent, _Work()).add(name)
-                    parents.add(parent)
-            if not self._collect_links(file.inode, parents, work):
-                return None
-        return work
-
-    def _collect_links(self, inode: int, known: set[bytes], work: dict[bytes, _Work]) -> bool:
-        """Add the recorded names of a hard-linked file that the worker may not know of."""
-        link = self._book.link(inode)
-        if link is None:
-            return True
-        for directory in link[1]:
-            path = self._book.path_of(directory)
-            row = self._book.directory(directory)
-            if path is None or row is None:
-                continue
-            if path in known:
-                continue
-            try:
-                with beneath(self._root_fd) as reach:
-                    there = os.fstat(reach.directory(path)).st_ino
-            except OSError:
-                there = -1
-            if there != directory:
-                # It moved in this very generation: where it is now is not worth finding out name by name.
-                return False
-            for child in row.rows:
-                if child.inode == inode:
-                    work.setdefault(path, _Work()).add(child.entry.name)
-        return True
-
-    def _gather_moved(self, work: Mapping[bytes, _Work], reach: Beneath) -> None:
-        """Remember what was recorded under the names that changed: a file that was only renamed is not read again."""
-        for path in sorted(work):
-            try:
-                inode = os.fstat(reach.directory(path)).st_ino
-            except OSError:
-                continue
-            row = self._book.directory(inode)
-            names = work[path].names
-            if row is None:
-                continue
-            for child in row.rows:
-                if child.entry.kind is Kind.FILE and (names is None or child.entry.name in names):
-                    self._moved[child.inode] = child
-
-    def _update_directory(self, path: bytes, work: _Work, reach: Beneath) -> bool:
+    def _update_directory(self, path: bytes, work: Work, reach: Beneath) -> bool:
         """Record one directory anew. Whether the directory that holds it has to look at it."""
         try:
             there = reach.directory(path)
@@ -334,8 +243,6 @@ class Recorder:
         finally:
             os.close(fd)
         return old is None or _seen_from_above(now) != _seen_from_above(old)
-
-    # --- directories --------------------------------------------------------------------------------------------------
 
     def _scan(self, path: bytes, name: bytes, fd: int, parent: int) -> None:
         """Record a directory and everything below it by stat. Takes ``fd``."""
@@ -503,18 +410,19 @@ class Recorder:
         if old.entry.kind is not Kind.FILE or not same_stat(old, status):
             return False
         if self._tracked:
-            return status.st_ino not in self._touched
+            return status.st_ino not in self._worklist.touched
         return max(status.st_mtime_ns, status.st_ctime_ns) < frame.old_recorded_ns - RACY_NS
 
     def _known_content(self, status: os.stat_result, old: StatRow | None) -> TreeEntry | None:
         """The entry whose content a file still has though its stat moved: renamed, or given another mode or time."""
-        if not self._tracked or status.st_ino in self._written:
+        seen = self._worklist
+        if not self._tracked or status.st_ino in seen.written:
             return None
         if old is None or old.inode != status.st_ino:
-            old = self._moved.get(status.st_ino)
+            old = seen.moved.get(status.st_ino)
         if old is None or old.entry.kind is not Kind.FILE or old.size != status.st_size:
             return None
-        if old.mtime_ns != status.st_mtime_ns and status.st_ino not in self._touched:
+        if old.mtime_ns != status.st_mtime_ns and status.st_ino not in seen.touched:
             return None
         return old.entry
 
@@ -572,7 +480,3 @@ class Recorder:
 
 def _seen_from_above(row: DirectoryRow) -> tuple[bytes, Sums, int, bytes]:
     return row.tree_hash, row.sums, row.parent, row.name
-
-
-def _depth(path: bytes) -> int:
-    return path.count(b"/") + 1 if path else 0
