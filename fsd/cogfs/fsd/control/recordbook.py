@@ -20,6 +20,7 @@ REPORTED = frozenset(
         OpaqueReason.CHANGING,
         OpaqueReason.UNREADABLE,
         OpaqueReason.HARD_LINK,
+        OpaqueReason.SUBMOUNT,
         OpaqueReason.UNSUPPORTED_NAME,
     }
 )
