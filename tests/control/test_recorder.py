@@ -9,13 +9,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
 from cogfs.fsd.control.planner import find, walk
-from cogfs.fsd.control.recorder import RACY_NS
+from cogfs.fsd.control.recordbook import RecordBook
+from cogfs.fsd.control.recorder import RACY_NS, Recorder
 from cogfs.fsd.control.rules import Rules
-from cogfs.store.schema import Kind, OpaqueReason
+from cogfs.store.schema import Kind, OpaqueReason, RecordState
 from cogfs.store.store import Store
 from tests.control.files import ANY_SIZE, Directory
 
@@ -118,6 +120,25 @@ def test_a_submount_is_not_entered(place: Directory) -> None:
     finally:
         os.system(f"umount '{inside}'")
     assert entry is not None and entry.target == OpaqueReason.SUBMOUNT.encode()
+
+
+def test_rows_written_ahead_make_the_next_recording_a_scan(place: Directory) -> None:
+    for number in range(5):
+        (place.root / f"d{number}").mkdir()
+        (place.root / f"d{number}" / "f").write_text(str(number))
+    root = place.record()
+    state = RecordState(root, place.root.stat().st_ino, (), ANY_SIZE, worker_started_ns=7)
+    with place.store.write() as writer:
+        writer.put_record_state(place.id, state)
+    book = RecordBook(place.store, place.id, flush_rows=4)
+    fd = os.open(place.root, os.O_RDONLY)
+    try:
+        # It is never committed, as after a crash.
+        Recorder(place.store, book, fd, Rules((), ANY_SIZE), place.pool).scan()
+    finally:
+        os.close(fd)
+    with place.store.read() as reader:
+        assert reader.record_state(place.id) == msgspec.structs.replace(state, worker_started_ns=0)
 
 
 class Watched:
