@@ -129,7 +129,10 @@ class RecordBook:
     def path_of(self, inode: int) -> bytes | None:
         """Where directory ``inode`` was when it was last recorded; None when that is not known."""
         names: list[bytes] = []
-        for _ in range(100_000):
+        passed: set[int] = set()
+        # While a recording is in progress, rows of before and after a move may lead in a circle.
+        while inode not in passed:
+            passed.add(inode)
             row = self.directory(inode)
             if row is None:
                 return None
