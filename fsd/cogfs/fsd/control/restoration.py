@@ -98,7 +98,7 @@ class Restoration:
                 workspace.guard(link, restore_id, touched.changed | touched.directories, touched.above)
         if safety is None:
             if not request.dry_run:
-                self._commit_thread(request)
+                self._commit_thread(request, target, paths)
             return restore_report(store, target.id, plan, who, dry_run=request.dry_run)
         completion = Completion(workspace)
         try:
@@ -253,15 +253,6 @@ class Restoration:
     def _journal(
         self, request: Request, restore_id: str, target: SnapshotRow, safety: SnapshotRow, paths: tuple[bytes, ...]
     ) -> JournalRow:
-        undo = UndoRow(target.id, safety.id, paths=paths)
-        if request.thread is not None and request.thread_before is not None:
-            undo = msgspec.structs.replace(
-                undo,
-                thread_id=request.thread.id,
-                previous_leaf_id=request.thread_before.leaf_id,
-                leaf_id=request.thread.leaf_id,
-                files_followed=request.thread_before.files_follow,
-            )
         return JournalRow(
             restore_id,
             self._workspace.id,
@@ -270,12 +261,26 @@ class Restoration:
             paths,
             time.time_ns(),
             request.thread,
-            undo,
+            _undo(request, target.id, safety.id, paths),
         )
 
-    def _commit_thread(self, request: Request) -> None:
+    def _commit_thread(self, request: Request, target: SnapshotRow, paths: tuple[bytes, ...]) -> None:
         """The files are right as they are: the conversation alone moves."""
-        if request.thread is None:
+        thread, before = request.thread, request.thread_before
+        if thread is None or before is None:
             return
         with self._store.write() as writer:
-            writer.put_thread(request.thread)
+            writer.put_thread(thread)
+            if thread.leaf_id != before.leaf_id:
+                # An undo must not take back the restore before this one. The files were those of the target.
+                row = writer.workspace(self._workspace.id)
+                undo = _undo(request, target.id, target.id, paths)
+                writer.put_workspace(msgspec.structs.replace(row, undo=undo))
+
+
+def _undo(request: Request, target_id: str, safety_id: str, paths: tuple[bytes, ...]) -> UndoRow:
+    """What takes a restore back, with the rewind that it is part of."""
+    thread, before = request.thread, request.thread_before
+    if thread is None or before is None:
+        return UndoRow(target_id, safety_id, paths=paths)
+    return UndoRow(target_id, safety_id, thread.id, before.leaf_id, thread.leaf_id, before.files_follow, paths)
