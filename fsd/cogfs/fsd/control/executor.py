@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from cogfs.fsd.control.beneath import Beneath, beneath, split
 from cogfs.fsd.control.capture import is_recorded_xattr
-from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.errors import CogfsError, show
 from cogfs.fsd.control.planner import Action, Plan, Step
 from cogfs.fsd.control.rules import TEMPORARY_PREFIX, is_temporary
 from cogfs.store.schema import Kind, TreeEntry
@@ -45,11 +45,11 @@ def refuse_what_is_not_ours(root_fd: int, plan: Plan) -> None:
                 if error.errno in _GONE:
                     continue
                 if error.errno == errno.EACCES:
-                    raise CogfsError(Reason.DENIED, f"cannot restore in {path!r}: it cannot be entered") from error
+                    raise CogfsError(Reason.DENIED, f"cannot restore in {show(path)}: it cannot be entered") from error
                 raise
             if os.fstat(fd).st_uid == os.geteuid() or os.access(by_descriptor(fd), os.W_OK | os.X_OK):
                 continue
-            raise CogfsError(Reason.DENIED, f"cannot restore in {path!r}: the directory belongs to another user")
+            raise CogfsError(Reason.DENIED, f"cannot restore in {show(path)}: the directory belongs to another user")
 
 
 class Executor:

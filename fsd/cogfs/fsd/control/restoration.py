@@ -16,7 +16,7 @@ import structlog
 from cogfs.fsd.channel import Frozen
 from cogfs.fsd.control.beneath import beneath, split
 from cogfs.fsd.control.completion import Completion, Phase, Progress, silent
-from cogfs.fsd.control.errors import BusyBy, CogfsError, busy
+from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, show
 from cogfs.fsd.control.executor import refuse_what_is_not_ours
 from cogfs.fsd.control.occupancy import Touched, blocking, occupants
 from cogfs.fsd.control.planner import Plan, Planner, count, find, normal_path, patched
@@ -161,7 +161,7 @@ class Restoration:
         assert target.root is not None
         for path in paths:
             if find(self._store, target.root, path) is None and find(self._store, current, path) is None:
-                raise CogfsError(Reason.NOT_FOUND, f"neither the snapshot nor the workspace has {os.fsdecode(path)!r}")
+                raise CogfsError(Reason.NOT_FOUND, f"neither the snapshot nor the workspace has {show(path)}")
 
     def _plan(
         self, link: Link, current: TreeEntry, target: SnapshotRow, paths: tuple[bytes, ...]
@@ -184,7 +184,7 @@ class Restoration:
                         why = entry.target.decode() if entry is not None else "gone"
                         raise CogfsError(
                             Reason.DENIED,
-                            f"the restore would change {os.fsdecode(one.path)!r}, which no snapshot could keep ({why})",
+                            f"the restore would change {show(one.path)}, which no snapshot could keep ({why})",
                         )
                     found[one.path] = entry
             base = patched(self._store, base, found)

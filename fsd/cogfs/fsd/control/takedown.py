@@ -11,10 +11,9 @@ import time
 import structlog
 
 from cogfs.fsd.control import mounts, users
-from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error
+from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error, show
 from cogfs.fsd.control.mounts import MountEntry
 from cogfs.fsd.control.ports import Link
-from cogfs.fsd.control.roots import show
 from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import grpc
 
 from cogfs.fsd.control.engine import Engine
+from cogfs.fsd.control.errors import invalid
 from cogfs.fsd.control.services.convert import (
     DEFAULT_PAGE,
     entry_message,
-    invalid,
     metadata_text,
     required,
     thread_message,
