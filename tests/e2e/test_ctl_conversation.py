@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cogfs.client import AlreadyExists, Client, NotFound, ValidationError
+from cogfs.v1 import thread_pb2
 from tests.e2e.ctl import Ctl
 
 
@@ -205,6 +206,17 @@ def test_sdk_errors(cog: Client) -> None:
         cog.create_thread("x" * 129)
     with pytest.raises(ValidationError):
         cog.thread("taken").append("user", "x" * (16 << 20) + "y")
+
+
+@pytest.mark.parametrize("token", ["x", "²", "9" * 5000, ":"])
+def test_page_tokens_of_others(cog: Client, token: str) -> None:
+    cog.create_thread("some")
+    connection = cog._connection
+    with pytest.raises(ValidationError):
+        connection.call(connection.threads.ListThreads, thread_pb2.ListThreadsRequest(page_token=token))
+    request = thread_pb2.ListEntriesRequest(thread_id="some", page_token=token)
+    with pytest.raises(ValidationError):
+        connection.call(connection.threads.ListEntries, request)
 
 
 def os_bytes(path: Path) -> bytes:
