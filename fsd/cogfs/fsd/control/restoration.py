@@ -141,7 +141,8 @@ class Restoration:
         if in_the_way and not request.force:
             raise busy(
                 request.busy_reason,
-                f"the restore is refused: {names(in_the_way)} is in the way; end it, or force the restore",
+                f"the restore is refused: what it would change is used by {names(in_the_way)}; "
+                "end that, or force the restore",
                 in_the_way,
             )
 

@@ -73,7 +73,7 @@ def _busy(entry: MountEntry, found: list[BusyBy], inside: list[MountEntry]) -> C
     if inside and not found:
         by = f"{inside[0].fstype} is mounted at {show(inside[0].mountpoint)}"
     else:
-        by = f"{users.names(found)} uses it"
+        by = f"it is used by {users.names(found)}"
     return busy(
         Reason.BUSY,
         f"{show(entry.mountpoint)} cannot be unmounted: {by}; force leaves users what they have open",
