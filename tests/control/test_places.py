@@ -16,28 +16,28 @@ def test_root() -> None:
     found = find({"HOME": "/root", "XDG_RUNTIME_DIR": "/run/user/0"}, 0)
     assert found.state == Path("/var/lib/cogfs")
     assert found.runtime == Path("/run/cogfs")
-    assert found.config == Path("/etc/cogfs/config.toml")
     assert found.endpoint == "unix:///run/cogfs/cogfsd.sock"
 
 
-def test_a_user() -> None:
-    found = find({"HOME": "/home/u", "XDG_RUNTIME_DIR": "/run/user/7"}, 7)
+def test_a_user(tmp_path: Path) -> None:
+    found = find({"HOME": "/home/u", "XDG_RUNTIME_DIR": str(tmp_path)}, 7)
     assert found.state == Path("/home/u/.local/state/cogfs")
-    assert found.runtime == Path("/run/user/7/cogfs")
-    assert found.config == Path("/home/u/.config/cogfs/config.toml")
-    found = find({"HOME": "/home/u", "XDG_STATE_HOME": "/s", "XDG_CONFIG_HOME": "/c"}, 7)
-    assert (found.state, found.config) == (Path("/s/cogfs"), Path("/c/cogfs/config.toml"))
+    assert found.runtime == tmp_path / "cogfs"
+    assert find({"HOME": "/home/u", "XDG_STATE_HOME": "/s"}, 7).state == Path("/s/cogfs")
+    assert find({"HOME": "/home/u", "XDG_STATE_HOME": "s"}, 7).state == Path("/home/u/.local/state/cogfs")
 
 
-def test_a_user_without_a_login_session() -> None:
+def test_a_user_without_a_login_session(tmp_path: Path) -> None:
+    ended = {"HOME": "/home/u", "XDG_RUNTIME_DIR": str(tmp_path / "gone")}
+    assert find(ended, 7).runtime == Path("/home/u/.local/state/cogfs/run")
     assert find({"HOME": "/home/u"}, 7).runtime == Path("/home/u/.local/state/cogfs/run")
     assert find({"HOME": "/home/u", "COGFS_STATE_DIR": "/s"}, 7).runtime == Path("/s/run")
 
 
 @pytest.mark.parametrize("uid", [0, 7])
 def test_the_environment_comes_first(uid: int) -> None:
-    found = find({"HOME": "/h", "COGFS_STATE_DIR": "/a//b/", "COGFS_RUNTIME_DIR": "/r", "COGFS_CONFIG": "/c.toml"}, uid)
-    assert (found.state, found.runtime, found.config) == (Path("/a/b"), Path("/r"), Path("/c.toml"))
+    found = find({"HOME": "/h", "COGFS_STATE_DIR": "/a//b/", "COGFS_RUNTIME_DIR": "/r"}, uid)
+    assert (found.state, found.runtime) == (Path("/a/b"), Path("/r"))
     assert found.store == Path("/a/b/store")
     assert found.worker_socket("ws_1") == Path("/r/workers/ws_1.sock")
     assert find({"HOME": "/h", "COGFS_ENDPOINT": "unix:///e/d.sock"}, uid).socket == Path("/e/d.sock")

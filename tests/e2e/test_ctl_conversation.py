@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cogfs.client import AlreadyExists, Client, NotFound, ValidationError
+from cogfs.v1 import thread_pb2
 from tests.e2e.ctl import Ctl
 
 
@@ -112,6 +113,22 @@ def test_rewind_of_the_conversation_or_the_files_alone(daemon: Ctl, mounted: Pat
     daemon.fails("NOT_FOUND", 11, "rewind", chat, "never", "--yes")
 
 
+def test_undo_of_a_rewind_that_changed_no_files(daemon: Ctl, mounted: Path, chat: str) -> None:
+    """It takes the conversation back, and not the restore before it."""
+    main = mounted / "src" / "main.py"
+    first = daemon.json("message", chat, "first")
+    main.write_text("work that was undone long ago\n")
+    daemon("restore", first["file_checkpoint"]["snapshot_id"], "--yes")
+    second = daemon.json("message", chat, "second")["id"]
+    report = daemon.json("rewind", chat, first["id"], "--files", "--yes")
+    assert report["files"]["restore"]["files"] == []
+    for branch in ([first["id"], second], [first["id"]], [first["id"], second]):
+        undone = daemon.json("undo", mounted, "--yes")
+        assert (undone["thread_id"], undone["files_only_reason"], undone["files"]["files"]) == (chat, "", [])
+        assert main.read_text() == "one\ntwo\nthree\n"
+        assert [entry["id"] for entry in daemon.json("log", chat)["entries"]] == branch
+
+
 def test_required_checkpoint_that_cannot_be_taken(daemon: Ctl, mounted: Path, chat: str) -> None:
     daemon("unmount", mounted)
     mounted.rename(mounted.parent / "moved")
@@ -189,6 +206,17 @@ def test_sdk_errors(cog: Client) -> None:
         cog.create_thread("x" * 129)
     with pytest.raises(ValidationError):
         cog.thread("taken").append("user", "x" * (16 << 20) + "y")
+
+
+@pytest.mark.parametrize("token", ["x", "²", "9" * 5000, ":"])
+def test_page_tokens_of_others(cog: Client, token: str) -> None:
+    cog.create_thread("some")
+    connection = cog._connection
+    with pytest.raises(ValidationError):
+        connection.call(connection.threads.ListThreads, thread_pb2.ListThreadsRequest(page_token=token))
+    request = thread_pb2.ListEntriesRequest(thread_id="some", page_token=token)
+    with pytest.raises(ValidationError):
+        connection.call(connection.threads.ListEntries, request)
 
 
 def os_bytes(path: Path) -> bytes:

@@ -45,6 +45,18 @@ def test_mount_and_unmount(daemon: Ctl, project: Path) -> None:
     assert daemon.json("mount", project)["id"] == made["id"]
 
 
+def test_names_that_are_not_utf8_in_errors(daemon: Ctl) -> None:
+    project = daemon.base / os.fsdecode(b"not utf-8 \xff")
+    project.mkdir()
+    daemon("mount", project)
+    snapshot = daemon.json("checkpoint", project)["id"]
+    missing = os.fsdecode(b"gone\xfe")
+    assert "gone\\xfe" in daemon.fails("NOT_FOUND", 11, "cat", snapshot, missing)["message"]
+    assert "gone\\xfe" in daemon.fails("NOT_FOUND", 11, "restore", snapshot, missing, "--yes")["message"]
+    daemon("unmount", project)
+    assert "utf-8 \\xff" in daemon.fails("UNAVAILABLE", 20, "checkpoint", project)["message"]
+
+
 def test_relative_directory_and_link_to_it(daemon: Ctl, project: Path) -> None:
     made = daemon.json("mount", "project", cwd=daemon.base)
     assert made["root"] == str(project)

@@ -257,7 +257,7 @@ def test_nothing_that_others_make_in_a_directory_that_the_restore_makes_is_lost(
             made = finish(maker).split()
         assert made == []
         assert len(report.restored) == 1001
-        assert not differences(walk(here.project), of_snapshot(first), [b""])
+        assert not differences(describe(here.project), of_snapshot(first), [b""])
 
 
 def test_work_elsewhere_goes_on_while_a_restore_frees_inode_numbers() -> None:

@@ -45,7 +45,6 @@ def test_blobs_come_back(place: Path, data: bytes) -> None:
         assert store.kind(name) == ObjectKind.BLOB
         assert store.read_blob(name) == data
         assert b"".join(store.read_file(name)) == data
-        assert store.file_size(name) == len(data)
         store.sync()
         assert store.stats().objects == 1
     with Store.open(place) as store:
@@ -62,7 +61,7 @@ def test_a_view_of_larger_items_is_put_byte_by_byte(store: Store) -> None:
 
 def test_what_is_not_there_is_not_found(store: Store) -> None:
     absent = bytes(range(32))
-    for call in (store.kind, store.read_blob, store.read_tree, store.read_file, store.verify_file, store.file_size):
+    for call in (store.kind, store.read_blob, store.read_tree, store.read_file, store.verify_file):
         with pytest.raises(NotFound, match=absent.hex()):
             call(absent)
 
@@ -71,7 +70,7 @@ def test_an_object_of_another_kind_is_not_taken(store: Store) -> None:
     tree = store.put_tree([])
     blob = store.put_blob(b"\x91\x90")
     assert tree != blob
-    for call in (store.read_blob, store.read_file, store.file_size, store.verify_file):
+    for call in (store.read_blob, store.read_file, store.verify_file):
         with pytest.raises(Corrupt):
             call(tree)
     with pytest.raises(Corrupt):
@@ -105,7 +104,6 @@ def test_files_come_back_whatever_the_hint(store: Store, scratch: int, size: int
     ((name, read),) = found
     assert read == size
     assert store.kind(name) == (ObjectKind.BLOB if size <= CHUNK_THRESHOLD else ObjectKind.CHUNKS)
-    assert store.file_size(name) == size
     pieces = list(store.read_file(name))
     assert b"".join(pieces) == data
     assert all(len(piece) <= CHUNK_THRESHOLD for piece in pieces)

@@ -33,7 +33,6 @@ class Installation:
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("COGFS_")} | {
             "COGFS_STATE_DIR": str(self.state),
             "COGFS_RUNTIME_DIR": str(self.runtime),
-            "COGFS_CONFIG": str(self.directory / "config.toml"),
         }
 
     def __enter__(self) -> Self:

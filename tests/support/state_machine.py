@@ -456,6 +456,8 @@ class Machine(RuleBasedStateMachine):
             safety = Kept(report.safety_snapshot_id, without(before, lost), frozenset(left.special | lost))
             self.way = Way(safety, paths, leaves, followed)
             self.kept.append(self.way.before)
+        elif leaves is not None and leaves[0] is not leaves[1]:
+            self.way = Way(kept, paths, leaves, followed)
         if repeatable and all(path in kept.nodes for path in paths):
             again = call(True)
             assert not again.restored and not again.deleted, "what was restored differs from its snapshot"

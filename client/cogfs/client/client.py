@@ -54,7 +54,8 @@ class Client:
         """Mounts a directory over itself, or ``at`` another; registers it as a workspace when it is none yet.
 
         ``exclude`` are globs as in .gitignore, on top of .git, node_modules and .cogfs; files larger than
-        ``max_file_bytes`` (10 MiB; negative: no limit) are left out. Given options replace those of the workspace.
+        ``max_file_bytes`` (10 MiB; negative: no limit) are left out. Either one, when given, replaces both of the
+        workspace's.
         """
         request = workspace_pb2.MountRequest(
             root=absolute(path),

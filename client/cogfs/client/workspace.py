@@ -44,7 +44,7 @@ class Workspace:
         exclude: Iterable[str] | None = None,
         max_file_bytes: int | None = None,
     ) -> Workspace:
-        """Mounts it again, after it was unmounted or its worker died. Options that are given replace the old ones."""
+        """Mounts it again, after it was unmounted or its worker died. Options as for ``Client.mount``."""
         request = workspace_pb2.MountRequest(
             workspace_id=self.id,
             at=b"" if at is None else absolute(at),

@@ -40,12 +40,9 @@ class Invocation:
         if dry_run or yes:
             return
         if self.json:
-            raise UsageError("this changes files: with --json give --yes, or --dry-run to see what would change")
+            raise UsageError("with --json nothing is asked: give --yes, or --dry-run to see what would change")
         if not sys.stdin.isatty():
-            raise UsageError(
-                "this changes files and there is no terminal to ask on: "
-                "give --yes, or --dry-run to see what would change"
-            )
+            raise UsageError("there is no terminal to ask on: give --yes, or --dry-run to see what would change")
 
 
 def invocation(context: typer.Context) -> Invocation:

@@ -176,7 +176,7 @@ def changes_anything(report: common_pb2.RestoreReport) -> bool:
 
 def conversation(report: thread_pb2.ConversationReport, dry_run: bool) -> None:
     """What a rewind or an undo does to a conversation."""
-    if not report.rewound and not report.cut:
+    if not report.cut:
         return
     would = "would leave" if dry_run else "left"
     line(f"conversation: {len(report.cut)} entries {would} the active branch", "bold")

@@ -351,7 +351,7 @@ def _show(context: typer.Context, snapshot: snapshot_pb2.Snapshot) -> None:
 def _show_undo(report: thread_pb2.UndoReport) -> None:
     from cogfs.ctl import screen
 
-    screen.line(f"takes back: the way to snapshot {report.undone_snapshot_id}", "bold")
+    screen.line(f"takes back the restore of snapshot {report.undone_snapshot_id}", "bold")
     screen.restore(report.files)
     if report.thread_id:
         screen.line(f"thread {report.thread_id} goes back with the files")

@@ -23,7 +23,9 @@ def mount(
     ] = None,
     max_file_bytes: Annotated[
         int | None,
-        typer.Option("--max-file-bytes", metavar="N", max=2**63 - 1, help="Leave out larger files; -1: no limit."),
+        typer.Option(
+            "--max-file-bytes", metavar="N", max=2**63 - 1, help="Leave out larger files; -1: no limit, 0: 10 MiB."
+        ),
     ] = None,
     force_root: Annotated[
         bool, typer.Option("--force-root", help="Accept the root of the filesystem or a home directory.")
@@ -32,8 +34,9 @@ def mount(
 ) -> None:
     """Mount a project directory, so that its history is kept.
 
-    The mount covers DIR itself: paths stay as they are. A directory that is no workspace yet becomes one. Options that
-    are given replace those of the workspace. A dead mount that is found is cleared.
+    The mount covers DIR itself: paths stay as they are. A directory that is no workspace yet becomes one. --exclude and
+    --max-file-bytes together are what the workspace leaves out: who gives one of them sets both anew, who gives none
+    changes neither. A dead mount that is found is cleared.
     """
     call = invocation(context)
     with call.client() as cog:
@@ -151,7 +154,7 @@ def _show(context: typer.Context, workspace: workspace_pb2.Workspace) -> None:
             ("root", screen.path(workspace.root)),
             ("state", _state(workspace)),
             ("reason", workspace.reason),
-            ("mounted at", screen.path(workspace.mountpoint)),
+            ("mounted at", screen.path(workspace.mountpoint) if workspace.worker_pid else ""),
             ("worker", f"process {workspace.worker_pid}" if workspace.worker_pid else ""),
             ("excludes", ", ".join([".git", "node_modules", ".cogfs", *workspace.options.exclude])),
             ("largest file", "no limit" if limit < 0 else screen.size(limit or 10 * 1024 * 1024)),

@@ -134,19 +134,9 @@ class Reader:
             raise NotFound(f"There is no thread {thread_id}.")
         return row
 
-    def threads(self, *, before: str = "", limit: int | None = None) -> list[ThreadRow]:
-        """By id, descending: at most ``limit``, and only those whose id is less than ``before``."""
-        rows: list[ThreadRow] = []
-        pairs = self._view.scan_back(Table.THREADS, before=before.encode(errors="replace"))
-        while (limit is None or len(rows) < limit) and (pair := next(pairs, None)) is not None:
-            rows.append(_decode(_thread, pair[1], Table.THREADS, pair[0]))
-        return rows
-
-    def threads_by_update(self) -> list[ThreadRow]:
-        """All, the one that was changed last first."""
-        rows = list(self._all(_thread, Table.THREADS))
-        rows.sort(key=lambda row: (row.updated_ns, row.id), reverse=True)
-        return rows
+    def threads(self) -> list[ThreadRow]:
+        """All, by id, descending."""
+        return [_decode(_thread, value, Table.THREADS, key) for key, value in self._view.scan_back(Table.THREADS)]
 
     # --- entries
 
@@ -310,12 +300,6 @@ class Writer(Reader):
     def delete_directory(self, workspace_id: str, inode: int) -> None:
         """Removes it if it is there."""
         self._change.delete(Table.DIRECTORIES, _of(workspace_id, inode))
-
-    def clear_directories(self, workspace_id: str) -> None:
-        """Removes all directory rows and links of the workspace."""
-        prefix = _under(workspace_id)
-        self._delete_under(Table.DIRECTORIES, prefix)
-        self._delete_under(Table.LINKS, prefix)
 
     def put_link(self, workspace_id: str, inode: int, group: int, directories: tuple[int, ...]) -> None:
         """Makes or replaces it."""

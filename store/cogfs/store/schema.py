@@ -108,6 +108,7 @@ class UndoRow(msgspec.Struct, array_like=True, frozen=True):
 
     #: What was restored.
     target_snapshot_id: str
+    #: What the files were before; the target itself after a rewind that had nothing to change in them.
     safety_snapshot_id: str
     #: Set when it was part of a rewind: the thread, its leaf before and after, and whether the files followed before.
     thread_id: str = ""

@@ -167,12 +167,6 @@ class Store:
         for _ in self.read_file(name):
             pass
 
-    def file_size(self, name: Hash) -> int:
-        """Bytes of content of a BLOB or CHUNKS."""
-        if self._file_kind(name) == ObjectKind.BLOB:
-            return self._objects.locate(name).raw
-        return self._read_chunks(name).size
-
     def _file_kind(self, name: Hash) -> ObjectKind:
         kind = self._objects.locate(name).kind
         if kind == ObjectKind.TREE:

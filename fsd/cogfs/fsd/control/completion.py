@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from cogfs.fsd.control.beneath import Beneath, ancestors, beneath, split
-from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.errors import CogfsError, show
 from cogfs.fsd.control.executor import Executor, remove_temporaries
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.link import WorkerGone
@@ -216,7 +216,7 @@ class Completion:
         if state is not None and state.root_inode != inode:
             raise CogfsError(
                 Reason.UNAVAILABLE,
-                f"a restore was interrupted in another directory than the one that is at {os.fsdecode(row.root)} now: "
+                f"a restore was interrupted in another directory than the one that is at {show(row.root)} now: "
                 "put that one back and mount it, so that the restore is finished",
             )
 

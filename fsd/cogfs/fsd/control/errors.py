@@ -30,9 +30,20 @@ class CogfsError(Exception):
         self.metadata = metadata
 
 
+def invalid(message: str) -> CogfsError:
+    """A request that makes no sense."""
+    return CogfsError(Reason.VALIDATION_ERROR, message)
+
+
 def busy(reason: Reason, message: str, who: Sequence[BusyBy]) -> CogfsError:
     """A refusal that names who is in the way."""
     return CogfsError(reason, message, busy_by=json.dumps(list(who)))
+
+
+def show(path: bytes) -> str:
+    """``path`` for a sentence: on one line, and any bytes can be told."""
+    text = path.decode("utf-8", "backslashreplace")
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 _SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})

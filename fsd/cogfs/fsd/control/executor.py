@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from cogfs.fsd.control.beneath import Beneath, beneath, split
 from cogfs.fsd.control.capture import Xattrs, is_recorded_xattr, is_root_xattr
-from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.errors import CogfsError, show
 from cogfs.fsd.control.planner import Action, Plan, Step
 from cogfs.fsd.control.rules import TEMPORARY_PREFIX, is_temporary
 from cogfs.store.schema import Kind, TreeEntry
@@ -48,15 +48,11 @@ def refuse_what_is_not_ours(root_fd: int, plan: Plan) -> None:
                 if error.errno in _GONE:
                     continue
                 if error.errno == errno.EACCES:
-                    raise CogfsError(
-                        Reason.DENIED, f"cannot restore in {os.fsdecode(path)!r}: it cannot be entered"
-                    ) from error
+                    raise CogfsError(Reason.DENIED, f"cannot restore in {show(path)}: it cannot be entered") from error
                 raise
             if os.fstat(fd).st_uid == os.geteuid() or os.access(by_descriptor(fd), os.W_OK | os.X_OK):
                 continue
-            raise CogfsError(
-                Reason.DENIED, f"cannot restore in {os.fsdecode(path)!r}: the directory belongs to another user"
-            )
+            raise CogfsError(Reason.DENIED, f"cannot restore in {show(path)}: the directory belongs to another user")
 
 
 def _refuse_privileged(step: Step) -> None:
@@ -64,9 +60,7 @@ def _refuse_privileged(step: Step) -> None:
     before = _privileged(step.before) if stays else ()
     if _privileged(step.after) != before and step.after is not None:
         names = b", ".join(sorted({name for name, _ in (*before, *_privileged(step.after))}))
-        raise CogfsError(
-            Reason.DENIED, f"cannot restore {os.fsdecode(step.path)!r}: root alone may set its {os.fsdecode(names)}"
-        )
+        raise CogfsError(Reason.DENIED, f"cannot restore {show(step.path)}: root alone may set its {show(names)}")
 
 
 def _privileged(entry: TreeEntry | None) -> Xattrs:

@@ -1,6 +1,7 @@
-"""Where the daemon keeps things: state, runtime and configuration directories, and the endpoint of the API.
+"""Where the daemon keeps things: state and runtime directories, and the endpoint of the API.
 
-Owns the rules that find them and the check that they are ours alone. Must not know what is kept in them.
+Owns the rules that find them, which are those of ``cogfs.client.places``, and the check that they are ours alone. Must
+not know what is kept in them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ class Places:
 
     state: Path
     runtime: Path
-    config: Path
     #: Socket of the API.
     socket: Path
 
@@ -79,23 +79,23 @@ class Places:
 
 def find(environ: Mapping[str, str], uid: int) -> Places:
     """The places for a user with that environment. VALIDATION_ERROR when the environment makes no sense."""
+    chosen_state = _directory(environ, "COGFS_STATE_DIR")
     if uid == 0:
-        defaults = Path("/var/lib/cogfs"), Path("/run/cogfs"), Path("/etc/cogfs/config.toml")
+        state, runtime = chosen_state or Path("/var/lib/cogfs"), Path("/run/cogfs")
     else:
-        state_home = _directory(environ, "XDG_STATE_HOME") or _home(environ) / ".local" / "state"
-        config_home = _directory(environ, "XDG_CONFIG_HOME") or _home(environ) / ".config"
-        runtime_home = _directory(environ, "XDG_RUNTIME_DIR")
-        state = _directory(environ, "COGFS_STATE_DIR") or state_home / "cogfs"
+        state_home = _xdg(environ, "XDG_STATE_HOME") or _home(environ) / ".local" / "state"
+        state = chosen_state or state_home / "cogfs"
+        session = _xdg(environ, "XDG_RUNTIME_DIR")
         # Without a login session there is no runtime directory; the state directory outlives any session.
-        runtime = runtime_home / "cogfs" if runtime_home else state / "run"
-        defaults = state_home / "cogfs", runtime, config_home / "cogfs" / "config.toml"
-    runtime = _directory(environ, "COGFS_RUNTIME_DIR") or defaults[1]
-    return Places(
-        state=_directory(environ, "COGFS_STATE_DIR") or defaults[0],
-        runtime=runtime,
-        config=_directory(environ, "COGFS_CONFIG") or defaults[2],
-        socket=_endpoint(environ) or runtime / "cogfsd.sock",
-    )
+        runtime = session / "cogfs" if session is not None and session.is_dir() else state / "run"
+    runtime = _directory(environ, "COGFS_RUNTIME_DIR") or runtime
+    return Places(state, runtime, _endpoint(environ) or runtime / "cogfsd.sock")
+
+
+def _xdg(environ: Mapping[str, str], name: str) -> Path | None:
+    """A variable of the XDG base directories, which counts as unset when it is not absolute."""
+    value = environ.get(name, "")
+    return Path(value) if value.startswith("/") else None
 
 
 def _directory(environ: Mapping[str, str], name: str) -> Path | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cogfs.fsd.control.beneath import join, split
-from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.errors import CogfsError, show
 from cogfs.fsd.control.rules import Rules
 from cogfs.store.schema import Hash, Kind, OpaqueReason, TreeEntry
 from cogfs.store.store import Store
@@ -156,7 +156,8 @@ class Planner:
                 inside = next(other for other in self._paths if other.startswith(where + b"/"))
                 raise CogfsError(
                     Reason.VALIDATION_ERROR,
-                    f"cannot restore {inside!r} alone: {where!r} is a directory on one side only; restore that instead",
+                    f"cannot restore {show(inside)} alone: {show(where)} is a directory on one side only; "
+                    "restore that instead",
                 )
 
     def _directory(self, plan: Plan, path: bytes, current: Hash, target: Hash) -> None:
@@ -250,7 +251,8 @@ class Planner:
         elif directory and reason == OpaqueReason.UNREADABLE:
             if after.kind is Kind.DIRECTORY and after.hash:
                 raise CogfsError(
-                    Reason.DENIED, f"cannot restore into {path!r}: the directory cannot be read; make it readable first"
+                    Reason.DENIED,
+                    f"cannot restore into {show(path)}: the directory cannot be read; make it readable first",
                 )
             plan.kept.append((path, reason))
         else:

@@ -18,7 +18,7 @@ import structlog
 from cogfs.fsd.channel import Frozen
 from cogfs.fsd.control.beneath import beneath, split
 from cogfs.fsd.control.completion import Completion, Phase, Progress, silent
-from cogfs.fsd.control.errors import BusyBy, CogfsError, busy
+from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, show
 from cogfs.fsd.control.executor import refuse_what_is_not_ours
 from cogfs.fsd.control.occupancy import Touched, blocking, occupants
 from cogfs.fsd.control.planner import Plan, Planner, count, find, normal_path, patched
@@ -103,7 +103,7 @@ class Restoration:
                 workspace.guard(link, restore_id, touched.changed | touched.directories, touched.above)
         if safety is None:
             if not request.dry_run:
-                self._commit_thread(request)
+                self._commit_thread(request, target, paths)
             return restore_report(store, target.id, plan, who, dry_run=request.dry_run)
         completion = Completion(workspace)
         try:
@@ -146,7 +146,8 @@ class Restoration:
         if in_the_way and not request.force:
             raise busy(
                 request.busy_reason,
-                f"the restore is refused: {names(in_the_way)} is in the way; end it, or force the restore",
+                f"the restore is refused: what it would change is used by {names(in_the_way)}; "
+                "end that, or force the restore",
                 in_the_way,
             )
 
@@ -166,7 +167,7 @@ class Restoration:
         assert target.root is not None
         for path in paths:
             if find(self._store, target.root, path) is None and find(self._store, current, path) is None:
-                raise CogfsError(Reason.NOT_FOUND, f"neither the snapshot nor the workspace has {os.fsdecode(path)!r}")
+                raise CogfsError(Reason.NOT_FOUND, f"neither the snapshot nor the workspace has {show(path)}")
 
     def _plan(
         self, link: Link, current: TreeEntry, target: SnapshotRow, paths: tuple[bytes, ...]
@@ -189,7 +190,7 @@ class Restoration:
                         why = entry.target.decode() if entry is not None else "gone"
                         raise CogfsError(
                             Reason.DENIED,
-                            f"the restore would change {os.fsdecode(one.path)!r}, which no snapshot could keep ({why})",
+                            f"the restore would change {show(one.path)}, which no snapshot could keep ({why})",
                         )
                     found[one.path] = entry
             base = patched(self._store, base, found)
@@ -266,15 +267,6 @@ class Restoration:
     def _journal(
         self, request: Request, restore_id: str, target: SnapshotRow, safety: SnapshotRow, paths: tuple[bytes, ...]
     ) -> JournalRow:
-        undo = UndoRow(target.id, safety.id, paths=paths)
-        if request.thread is not None and request.thread_before is not None:
-            undo = msgspec.structs.replace(
-                undo,
-                thread_id=request.thread.id,
-                previous_leaf_id=request.thread_before.leaf_id,
-                leaf_id=request.thread.leaf_id,
-                files_followed=request.thread_before.files_follow,
-            )
         return JournalRow(
             restore_id,
             self._workspace.id,
@@ -283,12 +275,26 @@ class Restoration:
             paths,
             time.time_ns(),
             request.thread,
-            undo,
+            _undo(request, target.id, safety.id, paths),
         )
 
-    def _commit_thread(self, request: Request) -> None:
+    def _commit_thread(self, request: Request, target: SnapshotRow, paths: tuple[bytes, ...]) -> None:
         """The files are right as they are: the conversation alone moves."""
-        if request.thread is None:
+        thread, before = request.thread, request.thread_before
+        if thread is None or before is None:
             return
         with self._store.write() as writer:
-            writer.put_thread(request.thread)
+            writer.put_thread(thread)
+            if thread.leaf_id != before.leaf_id:
+                # An undo must not take back the restore before this one. The files were those of the target.
+                row = writer.workspace(self._workspace.id)
+                undo = _undo(request, target.id, target.id, paths)
+                writer.put_workspace(msgspec.structs.replace(row, undo=undo))
+
+
+def _undo(request: Request, target_id: str, safety_id: str, paths: tuple[bytes, ...]) -> UndoRow:
+    """What takes a restore back, with the rewind that it is part of."""
+    thread, before = request.thread, request.thread_before
+    if thread is None or before is None:
+        return UndoRow(target_id, safety_id, paths=paths)
+    return UndoRow(target_id, safety_id, thread.id, before.leaf_id, thread.leaf_id, before.files_follow, paths)

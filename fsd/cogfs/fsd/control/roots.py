@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 
 from cogfs.fsd.control import mounts
-from cogfs.fsd.control.errors import CogfsError, from_os_error
+from cogfs.fsd.control.errors import CogfsError, from_os_error, invalid, show
 from cogfs.fsd.control.mounts import MountEntry, is_within
 from cogfs.fsd.control.places import Places
 from cogfs.store.schema import WorkspaceRow
@@ -41,16 +41,6 @@ _PSEUDO = frozenset(
     }
 )
 _PATH_MAX = 4095
-
-
-def invalid(message: str) -> CogfsError:
-    return CogfsError(Reason.VALIDATION_ERROR, message)
-
-
-def show(path: bytes) -> str:
-    """``path`` for a sentence: on one line, and any bytes can be told."""
-    text = path.decode("utf-8", "backslashreplace")
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def absolute(path: bytes, what: str) -> bytes:

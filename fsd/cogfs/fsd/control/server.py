@@ -23,7 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from cogfs.fsd.control.errors import CogfsError, from_os_error
+from cogfs.fsd.control.errors import CogfsError, from_os_error, invalid
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.v1.reasons import DOMAIN, Reason
 
@@ -161,13 +161,9 @@ def check(request: Message) -> None:
     for field, value in request.ListFields():
         if field.name == "page_size":
             if not 0 <= value <= PAGE_SIZE_MAX:
-                raise _invalid(f"page_size must be from 0 to {PAGE_SIZE_MAX:,}, not {value}")
+                raise invalid(f"page_size must be from 0 to {PAGE_SIZE_MAX:,}, not {value}")
         elif field.type == FieldDescriptor.TYPE_STRING and field.name.endswith("_id"):
             if not _ID.fullmatch(value):
-                raise _invalid(f"{field.name} is malformed: an id has 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+                raise invalid(f"{field.name} is malformed: an id has 1 to 128 characters of A-Z a-z 0-9 . _ : -")
         elif field.enum_type is not None and not field.is_repeated and value not in field.enum_type.values_by_number:
-            raise _invalid(f"{field.name} has no value {value}")
-
-
-def _invalid(message: str) -> CogfsError:
-    return CogfsError(Reason.VALIDATION_ERROR, message)
+            raise invalid(f"{field.name} has no value {value}")

@@ -21,12 +21,11 @@ import structlog
 
 from cogfs.fsd.channel import GetStats
 from cogfs.fsd.control import mounts, roots, takedown, users, worker
-from cogfs.fsd.control.errors import BusyBy, CogfsError, from_os_error
+from cogfs.fsd.control.errors import BusyBy, CogfsError, from_os_error, invalid, show
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.link import OtherVersion, WorkerGone, WorkerLink
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import Workspaces
-from cogfs.fsd.control.roots import show
 from cogfs.fsd.control.worker import WorkerProcess
 from cogfs.store.schema import WorkspaceRow
 from cogfs.store.store import Store
@@ -381,7 +380,7 @@ class Supervisor:
             with self._store.read() as reader:
                 row = reader.workspace(workspace_id)
             if not row.mount_wanted and not mounts.of_workspace(workspace_id):
-                raise roots.invalid(f"{show(row.root)} is not mounted")
+                raise invalid(f"{show(row.root)} is not mounted")
             self._take_away(row, lazily=force, patience=_BUSY_PATIENCE)
             self._want(workspace_id, False, row.mountpoint)
             self._set_dead(workspace_id, "")

@@ -11,10 +11,9 @@ import time
 import structlog
 
 from cogfs.fsd.control import mounts, users
-from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error
+from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, from_os_error, show
 from cogfs.fsd.control.mounts import MountEntry
 from cogfs.fsd.control.ports import Link
-from cogfs.fsd.control.roots import show
 from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
@@ -74,7 +73,7 @@ def _busy(entry: MountEntry, found: list[BusyBy], inside: list[MountEntry]) -> C
     if inside and not found:
         by = f"{inside[0].fstype} is mounted at {show(inside[0].mountpoint)}"
     else:
-        by = f"{users.names(found)} uses it"
+        by = f"it is used by {users.names(found)}"
     return busy(
         Reason.BUSY,
         f"{show(entry.mountpoint)} cannot be unmounted: {by}; force leaves users what they have open",

@@ -15,13 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from cogfs.fsd.control.errors import CogfsError, from_os_error
+from cogfs.fsd.control.errors import CogfsError, from_os_error, show
 from cogfs.fsd.control.places import SOCKET_PATH_MAX, Places
-from cogfs.fsd.control.roots import show
+from cogfs.fsd.control.rules import DEFAULT_NAMES
 from cogfs.v1.reasons import Reason
-
-#: Never recorded, at any depth.
-EXCLUDED_NAMES = (".git", "node_modules", ".cogfs")
 
 #: Seconds until a new worker has mounted.
 _START_PATIENCE = 30.0
@@ -167,7 +164,7 @@ def _command(workspace_id: str, root: bytes, mountpoint: bytes, socket_path: byt
     command += ["--socket", socket_path, "--ready-fd", str(ready)]
     if os.geteuid() == 0:
         command.append("--allow-other")
-    for name in EXCLUDED_NAMES:
+    for name in sorted(DEFAULT_NAMES):
         command += ["--exclude-name", name]
     return command
 

@@ -30,7 +30,7 @@ from cogfs.fsd.channel import (
 )
 from cogfs.fsd.control.beneath import Beneath, split
 from cogfs.fsd.control.bypass import Bypass
-from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.errors import CogfsError, show
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import Recorded, Recorder
@@ -126,7 +126,7 @@ class Workspace:
         link = self.link
         if link is None or not link.alive:
             raise CogfsError(
-                Reason.UNAVAILABLE, f"the workspace {os.fsdecode(row.root)} is not mounted: run cogfsctl mount first"
+                Reason.UNAVAILABLE, f"the workspace {show(row.root)} is not mounted: run cogfsctl mount first"
             )
         with self.store.read() as reader:
             if reader.journal(self.id) is not None:

@@ -7,10 +7,9 @@ import json
 from google.protobuf import json_format, struct_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.errors import invalid
 from cogfs.store.schema import EntryRow, FileCheckpointRow, Kind, SnapshotRow, ThreadRow, TreeEntry
 from cogfs.v1 import common_pb2, snapshot_pb2, thread_pb2
-from cogfs.v1.reasons import Reason
 
 #: Entries of a page when the request does not say.
 DEFAULT_PAGE = 100
@@ -23,10 +22,6 @@ _KINDS = {
     Kind.SYMLINK: snapshot_pb2.TreeEntry.SYMLINK,
     Kind.OPAQUE: snapshot_pb2.TreeEntry.OPAQUE,
 }
-
-
-def invalid(message: str) -> CogfsError:
-    return CogfsError(Reason.VALIDATION_ERROR, message)
 
 
 def required(value: str, name: str) -> str:

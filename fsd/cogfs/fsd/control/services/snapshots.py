@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -10,13 +9,12 @@ from collections.abc import Iterator
 import grpc
 
 from cogfs.fsd.control.engine import Engine
-from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.errors import CogfsError, invalid, show
 from cogfs.fsd.control.planner import changes, find, normal_path, walk
 from cogfs.fsd.control.report import tree_changes
 from cogfs.fsd.control.restoration import Request, Restoration
 from cogfs.fsd.control.services.convert import (
     DEFAULT_PAGE,
-    invalid,
     metadata_text,
     required,
     snapshot_message,
@@ -119,7 +117,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         before = self._root(old)
         for path in paths:
             if find(self._store, before, path) is None and find(self._store, root, path) is None:
-                raise CogfsError(Reason.NOT_FOUND, f"neither side has {os.fsdecode(path)!r}")
+                raise CogfsError(Reason.NOT_FOUND, f"neither side has {show(path)}")
         yield from tree_changes(self._store, changes(self._store, before, root, paths), unified=request.unified)
 
     def ListTree(
@@ -145,7 +143,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         path = normal_path(request.path)
         entry = self._entry(root, path)
         if entry.kind is not Kind.FILE:
-            raise invalid(f"{os.fsdecode(path)!r} is not a file in the snapshot")
+            raise invalid(f"{show(path)} is not a file in the snapshot")
         for data in self._store.read_file(entry.hash):
             for start in range(0, len(data), _PIECE):
                 yield snapshot_pb2.ReadFileResponse(data=data[start : start + _PIECE])
@@ -162,5 +160,5 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
     def _entry(self, root: TreeEntry, path: bytes) -> TreeEntry:
         entry = find(self._store, root, path)
         if entry is None:
-            raise CogfsError(Reason.NOT_FOUND, f"the snapshot has no {os.fsdecode(path)!r}")
+            raise CogfsError(Reason.NOT_FOUND, f"the snapshot has no {show(path)}")
         return entry

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import grpc
 
 from cogfs.fsd.control.engine import Engine
+from cogfs.fsd.control.errors import invalid
 from cogfs.fsd.control.services.convert import (
     DEFAULT_PAGE,
     entry_message,
-    invalid,
     metadata_text,
     required,
     thread_message,
@@ -19,6 +21,8 @@ from cogfs.store.store import Store
 from cogfs.v1 import thread_pb2, thread_pb2_grpc
 
 _CONTENT_MAX = 16 * 1024 * 1024
+
+_NUMBER = re.compile(r"[0-9]{1,20}")
 
 #: Keys of metadata that a client could take for a checkpoint; only the daemon says where one is.
 _RESERVED = frozenset({"file_checkpoint", "file_checkpoint_at", "fileCheckpoint", "fileCheckpointAt"})
@@ -42,13 +46,10 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
     ) -> thread_pb2.ListThreadsResponse:
         size = request.page_size or DEFAULT_PAGE
         with self._store.read() as reader:
-            rows = reader.threads_by_update()
-        after = request.page_token
-        if after:
-            moment, _, thread_id = after.partition(":")
-            if not moment.isdigit():
-                raise invalid("the page token is not one that this call gave")
-            mark = (-int(moment), thread_id)
+            rows = reader.threads()
+        if request.page_token:
+            moment, _, thread_id = request.page_token.partition(":")
+            mark = (-_number(moment), thread_id)
             rows = [row for row in rows if (-row.updated_ns, row.id) > mark]
         rows.sort(key=lambda row: (-row.updated_ns, row.id))
         more = len(rows) > size
@@ -90,9 +91,7 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
         self, request: thread_pb2.ListEntriesRequest, context: grpc.ServicerContext
     ) -> thread_pb2.ListEntriesResponse:
         size = request.page_size or DEFAULT_PAGE
-        if request.page_token and not request.page_token.isdigit():
-            raise invalid("the page token is not one that this call gave")
-        after = int(request.page_token or 0)
+        after = _number(request.page_token) if request.page_token else 0
         with self._store.read() as reader:
             thread = reader.thread(required(request.thread_id, "thread_id"))
             branch = reader.branch(thread.id, thread.leaf_id)
@@ -154,6 +153,13 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
         if done.conversation is not None:
             report.conversation.CopyFrom(_conversation(done.conversation))
         return report
+
+
+def _number(token: str) -> int:
+    """A number in a page token, as this service writes it."""
+    if not _NUMBER.fullmatch(token):
+        raise invalid("the page token is not one that this call gave")
+    return int(token)
 
 
 def _conversation(done: Conversation) -> thread_pb2.ConversationReport:

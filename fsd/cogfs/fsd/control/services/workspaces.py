@@ -8,15 +8,14 @@ import time
 
 import grpc
 import msgspec
-from google.protobuf.timestamp_pb2 import Timestamp
 from pathspec import GitIgnoreSpec
 
 from cogfs.fsd.control import mounts, roots, users
-from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.errors import CogfsError, invalid, show
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Workspaces
 from cogfs.fsd.control.report import busy_messages
-from cogfs.fsd.control.roots import invalid, show
+from cogfs.fsd.control.services.convert import timestamp
 from cogfs.fsd.control.supervisor import ServingState, Supervisor
 from cogfs.store.ids import new_id
 from cogfs.store.schema import WorkspaceOptions, WorkspaceRow
@@ -271,12 +270,6 @@ def _state(
     if serving.worker_pid:
         return workspace_pb2.Workspace.ACTIVE, ""
     return workspace_pb2.Workspace.DETACHED, ""
-
-
-def timestamp(nanoseconds: int) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromNanoseconds(nanoseconds)
-    return stamp
 
 
 def _options(options: workspace_pb2.WorkspaceOptions) -> WorkspaceOptions:
