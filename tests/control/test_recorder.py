@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
+from cogfs.fsd.control import recordbook
 from cogfs.fsd.control.planner import find, walk
+from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import RACY_NS
 from cogfs.fsd.control.rules import Rules
-from cogfs.store.schema import Kind, OpaqueReason, TreeEntry
+from cogfs.store.schema import DirectoryRow, Kind, OpaqueReason, RecordState, Sums, TreeEntry
 from cogfs.store.store import Store
 from tests.control.files import ANY_SIZE, Directory
 
@@ -283,6 +285,24 @@ def test_a_directory_that_left_and_came_back_is_looked_at_again(place: Directory
     recorded = place.update(*watched.dirty(), rules)
     entry = find(place.store, recorded.root, b"d/f")
     assert entry is not None and place.store.read_blob(entry.hash) == b"two"
+
+
+def test_after_rows_of_a_recording_that_was_not_completed_everything_is_looked_at(
+    place: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place.root / "a" / "b").mkdir(parents=True)
+    root = place.record()
+    inode = place.root.stat().st_ino
+    with place.store.write() as writer:
+        writer.put_record_state(place.id, RecordState(root, inode, (), ANY_SIZE, 7))
+    book = RecordBook(place.store, place.id)
+    book.put_directory(inode, DirectoryRow(root.hash, (), 0, inode, b"", Sums(0, 0, 0, 0, 0)))
+    with place.store.read() as reader:
+        assert reader.record_state(place.id) == RecordState(root, inode, (), ANY_SIZE, 7)
+    monkeypatch.setattr(recordbook, "_FLUSH_ROWS", 1)
+    book.put_directory(inode, DirectoryRow(root.hash, (), 0, inode, b"", Sums(0, 0, 0, 0, 0)))
+    with place.store.read() as reader:
+        assert reader.record_state(place.id) == RecordState(root, inode, (), ANY_SIZE, 0)
 
 
 def test_what_is_left_out_by_its_place_is_found_anew_when_a_directory_above_it_moves(place: Directory) -> None:

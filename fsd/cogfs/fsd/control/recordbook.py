@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import msgspec
+
 from cogfs.fsd.control.beneath import join
 from cogfs.store.rows import Writer
 from cogfs.store.schema import DirectoryRow, Kind, OpaqueReason, Skipped, StatRow
@@ -36,7 +38,9 @@ class RecordBook:
     """Directory rows and hard-link rows of one workspace: reads fall through to the store, writes stay here.
 
     A row is true by itself (each is checked against stat or against what a worker watched before it is believed), so
-    rows may be written before the recording they belong to is complete.
+    rows may be written before the recording they belong to is complete. Rows of one directory may then be newer than
+    those of the directory above it, so that an update would not see that it changed: until that recording is complete,
+    what comes next is a scan.
     """
 
     def __init__(self, store: Store, workspace_id: str) -> None:
@@ -170,6 +174,9 @@ class RecordBook:
         """Write what changed so far in a transaction of its own."""
         with self._store.write() as writer:
             self.write(writer)
+            state = writer.record_state(self._workspace_id)
+            if state is not None:
+                writer.put_record_state(self._workspace_id, msgspec.structs.replace(state, worker_started_ns=0))
         self._directories.clear()
         self._links.clear()
         self._held = 0
