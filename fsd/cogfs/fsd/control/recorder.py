@@ -164,6 +164,7 @@ class Recorder:
         self._written: set[int] = set()
         self._touched: set[int] = set()
         self._moved: dict[int, StatRow] = {}
+        self._linked: dict[int, tuple[bytes | None, dict[int, list[bytes]]]] = {}
         self._tracked = False
 
     # --- the two ways ------------------------------------------------------------------------------------------------
@@ -248,40 +249,48 @@ class Recorder:
             self._touched.add(file.inode)
             if file.content:
                 self._written.add(file.inode)
-            parents = set()
             for path in file.paths:
                 parent, name = split(path)
                 if not self._rules.excludes_beneath(parent):
                     work.setdefault(parent, _Work()).add(name)
-                    parents.add(parent)
-            if not self._collect_links(file.inode, parents, work):
+            if not self._collect_links(file.inode, work):
                 return None
         return work
 
-    def _collect_links(self, inode: int, known: set[bytes], work: dict[bytes, _Work]) -> bool:
-        """Add the recorded names of a hard-linked file that the worker may not know of."""
+    def _collect_links(self, inode: int, work: dict[bytes, _Work]) -> bool:
+        """Add the recorded names of a hard-linked file that the worker may not know of, also where it knows others.
+        Whether that is possible."""
         link = self._book.link(inode)
         if link is None:
             return True
         for directory in link[1]:
-            path = self._book.path_of(directory)
-            row = self._book.directory(directory)
-            if path is None or row is None:
-                continue
-            if path in known:
-                continue
-            try:
-                with beneath(self._root_fd) as reach:
-                    there = os.fstat(reach.directory(path)).st_ino
-            except OSError:
-                there = -1
-            if there != directory:
-                # It moved in this very generation: where it is now is not worth finding out name by name.
+            if directory not in self._linked:
+                self._linked[directory] = self._linked_names(directory)
+            path, names = self._linked[directory]
+            if path is None:
                 return False
-            for child in row.rows:
-                if child.inode == inode:
-                    work.setdefault(path, _Work()).add(child.entry.name)
+            for name in names.get(inode, ()):
+                work.setdefault(path, _Work()).add(name)
         return True
+
+    def _linked_names(self, directory: int) -> tuple[bytes | None, dict[int, list[bytes]]]:
+        """The path of a recorded directory, and its names of hard-linked files by inode. No path: it moved in this very
+        generation, and where it is now is not worth finding out name by name."""
+        path = self._book.path_of(directory)
+        row = self._book.directory(directory)
+        names: dict[int, list[bytes]] = {}
+        if path is None or row is None:
+            return b"", names
+        try:
+            with beneath(self._root_fd) as reach:
+                if os.fstat(reach.directory(path)).st_ino != directory:
+                    return None, names
+        except OSError:
+            return None, names
+        for child in row.rows:
+            if child.entry.link_group:
+                names.setdefault(child.inode, []).append(child.entry.name)
+        return path, names
 
     def _gather_moved(self, work: Mapping[bytes, _Work], reach: Beneath) -> None:
         """Remember what was recorded under the names that changed: a file that was only renamed is not read again."""
