@@ -56,6 +56,10 @@ _log = structlog.get_logger(__name__)
 
 #: Seconds that mutating calls which have begun may take to end before a freeze gives up.
 _FREEZE_PATIENCE = 20.0
+#: Seconds in which a guard has to be set.
+_GUARD_PATIENCE = 30.0
+#: Seconds in which a worker that did not answer may do so after all.
+_SILENT_PATIENCE = 1.0
 #: Seconds that flushing one file's shared maps may take; a file that takes longer is left to the kernel.
 _FLUSH_PATIENCE = 5.0
 
@@ -141,16 +145,24 @@ class Workspace:
     def frozen(self, link: Link) -> Iterator[Frozen]:
         """A consistent cut: shared maps are flushed, then mutating calls wait until the block ends (or ``guard``)."""
         self._flush_maps(link)
-        answer = link.call(Freeze(_FREEZE_PATIENCE), _FREEZE_PATIENCE + 10)
+        try:
+            answer = link.call(Freeze(_FREEZE_PATIENCE), _FREEZE_PATIENCE + 10)
+        except CogfsError:
+            # A worker that was stopped, say, carries it out once it goes on, and then what comes next in the channel.
+            self._resume(link, _SILENT_PATIENCE)
+            raise
         assert isinstance(answer, Frozen)
         try:
             yield answer
         finally:
-            try:
-                link.call(Resume())
-            except CogfsError as error:
-                # The worker resumes by itself when the connection has ended.
-                _log.warning("cannot resume the workspace", workspace=self.id, error=str(error))
+            self._resume(link)
+
+    def _resume(self, link: Link, patience: float = 30.0) -> None:
+        try:
+            link.call(Resume(), patience)
+        except CogfsError as error:
+            # The worker resumes by itself when the connection has ended.
+            _log.warning("cannot resume the workspace", workspace=self.id, error=str(error))
 
     def _flush_maps(self, link: Link) -> None:
         """Have the kernel hand over what was stored in shared maps: only files open for writing can have one."""
@@ -330,11 +342,15 @@ class Workspace:
     def guard(self, link: Link, restore_id: str, inodes: set[int], pinned: set[int]) -> None:
         """Keep other processes from what a restore touches; the calling thread is the one that may."""
         owner = threading.get_native_id()
-        link.call(Guard(restore_id, [owner], sorted(inodes), sorted(pinned - inodes)))
-
-    def unguard(self, link: Link) -> None:
         try:
-            link.call(Unguard())
+            link.call(Guard(restore_id, [owner], sorted(inodes), sorted(pinned - inodes)), _GUARD_PATIENCE)
+        except CogfsError:
+            self.unguard(link, _SILENT_PATIENCE)
+            raise
+
+    def unguard(self, link: Link, patience: float = 30.0) -> None:
+        try:
+            link.call(Unguard(), patience)
         except CogfsError as error:
             _log.warning("cannot take a guard away", workspace=self.id, error=str(error))
 
