@@ -53,8 +53,6 @@ from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
 
-#: Seconds that mutating calls which have begun may take to end before a freeze gives up.
-_FREEZE_PATIENCE = 20.0
 #: Seconds that flushing one file's shared maps may take; a file that takes longer is left to the kernel.
 _FLUSH_PATIENCE = 5.0
 
@@ -135,7 +133,7 @@ class Workspace:
     def frozen(self, link: Link) -> Iterator[Frozen]:
         """A consistent cut: shared maps are flushed, then mutating calls wait until the block ends (or ``guard``)."""
         self._flush_maps(link)
-        answer = link.call(Freeze(_FREEZE_PATIENCE), _FREEZE_PATIENCE + 10)
+        answer = link.call(Freeze())
         assert isinstance(answer, Frozen)
         try:
             yield answer
