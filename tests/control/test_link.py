@@ -8,15 +8,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from cogfs.fsd.channel import Committed, Done, Freeze, Frozen, GetStats, Resume, Stats
+from cogfs.fsd.channel import Answer, Committed, Done, Freeze, Frozen, GetStats, Guard, Request, Resume, Stats
 from cogfs.fsd.control import mounts, places, worker
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.link import OtherVersion, WorkerGone, WorkerLink, WorkerRefused, WorkerSilent
 from cogfs.fsd.control.worker import WorkerProcess
+from cogfs.fsd.control.workspace import Workspace
+from cogfs.store.store import Store
 from cogfs.v1 import workspace_pb2
 from cogfs.v1.reasons import Reason
 from tests.control.harness import PATIENCE, Daemon, cogfs_mounts, processes, refused, wait_for
@@ -93,6 +96,49 @@ def test_a_refusal_says_why(link: WorkerLink) -> None:
     assert caught.value.errno
     assert caught.value.why in str(caught.value)
     assert isinstance(link.call(GetStats()), Stats)
+
+
+class Hasty:
+    """A link to a worker that stops when it is to freeze or to guard, and that nobody waits for then."""
+
+    def __init__(self, link: WorkerLink) -> None:
+        self._link = link
+        self.welcome = link.welcome
+        self.root_fd = link.root_fd
+        self.mountpoint = link.mountpoint
+        self.alive = True
+
+    def call(self, request: Request, timeout: float = 30.0) -> Answer:
+        if isinstance(request, Freeze | Guard):
+            os.kill(self.welcome.worker_pid, signal.SIGSTOP)
+        return self._link.call(request, 0.2)
+
+
+@pytest.mark.parametrize("what", ["freeze", "guard"])
+def test_what_a_worker_does_too_late_is_taken_back(
+    link: WorkerLink, process: WorkerProcess, project: Path, base: Path, what: str
+) -> None:
+    hasty = Hasty(link)
+    with Store.open(base / "store") as store, ThreadPoolExecutor(1) as pool:
+        workspace = Workspace(store, pool, "ws_1")
+        try:
+            with pytest.raises(WorkerSilent):
+                if what == "guard":
+                    workspace.guard(hasty, "restore_1", {os.fstat(link.root_fd).st_ino}, set())
+                else:
+                    with workspace.frozen(hasty):
+                        raise AssertionError("it was stopped")
+        finally:
+            os.kill(link.welcome.worker_pid, signal.SIGCONT)
+    # When it has done all that it was asked.
+    assert isinstance(link.call(GetStats()), Stats)
+    with subprocess.Popen(["touch", project / "file"]) as touch:
+        try:
+            assert touch.wait(PATIENCE) == 0
+        except subprocess.TimeoutExpired:
+            # It waits in the kernel, and ends with the worker.
+            process.kill()
+            raise
 
 
 def test_a_worker_that_dies_within_a_call(link: WorkerLink, process: WorkerProcess) -> None:

@@ -133,9 +133,10 @@ class Workspace:
     def frozen(self, link: Link) -> Iterator[Frozen]:
         """A consistent cut: shared maps are flushed, then mutating calls wait until the block ends (or ``guard``)."""
         self._flush_maps(link)
-        answer = link.call(Freeze())
-        assert isinstance(answer, Frozen)
         try:
+            # Within: a worker that answers too late parks the calls all the same.
+            answer = link.call(Freeze())
+            assert isinstance(answer, Frozen)
             yield answer
         finally:
             try:
@@ -319,7 +320,12 @@ class Workspace:
     def guard(self, link: Link, restore_id: str, inodes: set[int], pinned: set[int]) -> None:
         """Keep other processes from what a restore touches; the calling thread is the one that may."""
         owner = threading.get_native_id()
-        link.call(Guard(restore_id, [owner], sorted(inodes), sorted(pinned - inodes)))
+        try:
+            link.call(Guard(restore_id, [owner], sorted(inodes), sorted(pinned - inodes)))
+        except BaseException:
+            # A worker that answers too late sets it all the same.
+            self.unguard(link)
+            raise
 
     def unguard(self, link: Link) -> None:
         try:
