@@ -9,13 +9,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
 from cogfs.fsd.control.planner import find, walk
-from cogfs.fsd.control.recorder import RACY_NS
+from cogfs.fsd.control.recordbook import RecordBook
+from cogfs.fsd.control.recorder import RACY_NS, Recorder
 from cogfs.fsd.control.rules import Rules
-from cogfs.store.schema import Kind, OpaqueReason
+from cogfs.store.schema import Kind, OpaqueReason, RecordState, TreeEntry
 from cogfs.store.store import Store
 from tests.control.files import ANY_SIZE, Directory
 
@@ -118,6 +120,25 @@ def test_a_submount_is_not_entered(place: Directory) -> None:
     finally:
         os.system(f"umount '{inside}'")
     assert entry is not None and entry.target == OpaqueReason.SUBMOUNT.encode()
+
+
+def test_rows_written_ahead_make_the_next_recording_a_scan(place: Directory) -> None:
+    for number in range(5):
+        (place.root / f"d{number}").mkdir()
+        (place.root / f"d{number}" / "f").write_text(str(number))
+    root = place.record()
+    state = RecordState(root, place.root.stat().st_ino, (), ANY_SIZE, worker_started_ns=7)
+    with place.store.write() as writer:
+        writer.put_record_state(place.id, state)
+    book = RecordBook(place.store, place.id, flush_rows=4)
+    fd = os.open(place.root, os.O_RDONLY)
+    try:
+        # It is never committed, as after a crash.
+        Recorder(place.store, book, fd, Rules((), ANY_SIZE), place.pool).scan()
+    finally:
+        os.close(fd)
+    with place.store.read() as reader:
+        assert reader.record_state(place.id) == msgspec.structs.replace(state, worker_started_ns=0)
 
 
 class Watched:
@@ -283,6 +304,53 @@ def test_a_directory_that_left_and_came_back_is_looked_at_again(place: Directory
     recorded = place.update(*watched.dirty(), rules)
     entry = find(place.store, recorded.root, b"d/f")
     assert entry is not None and place.store.read_blob(entry.hash) == b"two"
+
+
+def test_what_is_left_out_by_its_place_is_found_anew_when_a_directory_above_it_moves(place: Directory) -> None:
+    rules = Rules(("src/gen/",), ANY_SIZE)
+    for name in ("src/gen", "other/deep/gen"):
+        (place.root / name).mkdir(parents=True)
+        (place.root / name / "f").write_text(name)
+    place.scan(rules)
+
+    def move(old: str, new: str) -> TreeEntry:
+        watched = Watched(place.root)
+        os.rename(place.root / old, place.root / new)
+        watched.moved(old, new)
+        return place.update(*watched.dirty(), rules).root
+
+    # Out of the place that is left out: recorded, though nothing in it changed.
+    entry = find(place.store, move("src", "lib"), b"lib/gen/f")
+    assert entry is not None and place.store.read_blob(entry.hash) == b"src/gen"
+    # Into it: left out, whatever was recorded of it before; and what changes there meanwhile is not forgotten.
+    entry = find(place.store, move("other/deep", "src"), b"src/gen")
+    assert entry is not None and entry.target == OpaqueReason.EXCLUDED.encode()
+    watched = Watched(place.root)
+    (place.root / "src/gen/f").write_text("changed")
+    watched.content("src/gen/f")
+    place.update(*watched.dirty(), rules)
+    entry = find(place.store, move("src", "other/deep"), b"other/deep/gen/f")
+    assert entry is not None and place.store.read_blob(entry.hash) == b"changed"
+
+
+def test_directories_that_change_places_with_those_above_them(place: Directory) -> None:
+    rules = Rules(("a/b/f", "c/a/f"), ANY_SIZE)
+    (place.root / "a" / "b").mkdir(parents=True)
+    (place.root / "a" / "f").write_text("of a")
+    (place.root / "a" / "b" / "f").write_text("of b")
+    place.scan(rules)
+    watched = Watched(place.root)
+    os.rename(place.root / "a" / "b", place.root / "c")
+    watched.moved("a/b", "c")
+    os.rename(place.root / "a", place.root / "c" / "a")
+    watched.moved("a", "c/a")
+    for path in ("c", "c/a"):
+        watched.names.setdefault(path.encode(), set())
+    root = place.update(*watched.dirty(), rules).root
+    entry = find(place.store, root, b"c/f")
+    assert entry is not None and place.store.read_blob(entry.hash) == b"of b"
+    entry = find(place.store, root, b"c/a/f")
+    assert entry is not None and entry.target == OpaqueReason.EXCLUDED.encode()
 
 
 def test_a_hard_link_is_followed_to_names_that_the_worker_does_not_know(place: Directory) -> None:

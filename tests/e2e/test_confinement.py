@@ -147,6 +147,48 @@ def test_hard_links_to_files_outside(here: Site, outside: Path) -> None:
         } == untouched
 
 
+@pytest.mark.parametrize("there", ["file", "directory", "link", "in place of a directory"])
+def test_what_was_made_past_the_mount_is_in_the_safety_snapshot(here: Site, there: str) -> None:
+    """A restore that puts something where the mount knows of nothing, or of something else, looks first."""
+    (here.project / "d").mkdir()
+    (here.project / "d" / "x").write_text("old")
+    past = os.open(here.project, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        here.mount()
+        with here.client() as cog:
+            workspace = here.workspace(cog)
+            first = workspace.checkpoint()
+            (here.project / "d" / "x").unlink()
+            path = "d/x"
+            if there == "in place of a directory":
+                (here.project / "d" / "x").mkdir()
+            workspace.checkpoint()
+            if there == "in place of a directory":
+                os.rmdir(path, dir_fd=past)
+            if there == "directory":
+                os.mkdir(path, dir_fd=past)
+                path = "d/x/inside"
+            if there == "link":
+                os.symlink("precious", path, dir_fd=past)
+            else:
+                with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY, dir_fd=past), "w") as file:
+                    file.write("precious")
+            report = workspace.restore(first.id)
+            assert (here.project / "d" / "x").read_text() == "old"
+            safety = {entry.path: entry for entry in cog.snapshot(report.safety_snapshot_id).ls(recursive=True)}
+            held = safety[path.encode()]
+            if there == "link":
+                assert held.symlink_target == b"precious"
+            else:
+                assert b"".join(cog.snapshot(report.safety_snapshot_id).cat(path)) == b"precious"
+            workspace.undo()
+            assert (os.readlink if there == "link" else lambda one: Path(one).read_text())(
+                here.project / path
+            ) == "precious"
+    finally:
+        os.close(past)
+
+
 def test_names_like_those_of_a_restore_itself(here: Site) -> None:
     """A file of the user's that is named like a temporary one is not removed by a recovery."""
     names = [".cogfs.tmp.01m8q1p18t4gqee9bzt8scskks.1", ".cogfs.tmp.x", ".cogfs.tmp."]

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -219,6 +220,65 @@ def test_a_create_that_is_held_where_the_restore_renames(here: Site) -> None:
         assert not differences(found, before, [path for path in found if b"foreign-" in path])
         workspace.restore(first)
         assert not differences(describe(here.project), before)
+
+
+#: Makes files in a directory as soon as it is there, and tells which it made, until its input ends.
+_MAKER = """
+import os, select, sys
+os.write(1, b"ready\\n")
+made = set()
+while not select.select([0], [], [], 0)[0]:
+    for number in range(0, 1000, 3):
+        try:
+            with open(os.path.join(sys.argv[1], f"f{number}"), "x") as file:
+                file.write("foreign")
+            made.add(number)
+        except OSError:
+            pass
+sys.stdout.write(" ".join(map(str, sorted(made))))
+"""
+
+
+def test_nothing_that_others_make_in_a_directory_that_the_restore_makes_is_lost(here: Site) -> None:
+    new = here.project / "new"
+    new.mkdir()
+    for number in range(1000):
+        (new / f"f{number}").write_text("ours")
+    here.mount()
+    with here.client() as cog:
+        workspace = here.workspace(cog)
+        first = workspace.checkpoint()
+        for path in new.iterdir():
+            path.unlink()
+        new.rmdir()
+        workspace.checkpoint()
+        with program(_MAKER, new) as maker:
+            report = workspace.restore(first.id)
+            made = finish(maker).split()
+        assert made == []
+        assert len(report.restored) == 1001
+        assert not differences(describe(here.project), of_snapshot(first), [b""])
+
+
+def test_work_elsewhere_goes_on_while_a_restore_frees_inode_numbers() -> None:
+    """A filesystem like ext4 gives the number of a file that was just deleted to the next one that is made."""
+    base = Path(tempfile.mkdtemp(prefix="cogfs-e2e-"))
+    place = Site(base)
+    try:
+        for name in ("d", "aside"):
+            (place.project / name).mkdir()
+        place.mount()
+        with place.client() as cog:
+            workspace = place.workspace(cog)
+            first = workspace.checkpoint()
+            for number in range(600):
+                (place.project / "d" / f"f{number}").touch()
+            with program(_HAMMER, "create", place.project / "aside", "aside") as hammer:
+                workspace.restore(first.id, [b"d"])
+                counts = json.loads(finish(hammer))
+        assert set(counts) == {"done"}
+    finally:
+        place.close()
 
 
 def test_nobody_opens_a_file_for_writing_that_is_being_replaced(here: Site) -> None:

@@ -22,6 +22,16 @@ _OPEN_FUSE = (
 )
 
 
+#: Makes a file that may open raw sockets.
+_CAPABLE = """
+import os, pathlib, struct, sys
+path = pathlib.Path(sys.argv[1])
+path.write_text("one\\n")
+path.chmod(0o666)
+os.setxattr(path, "security.capability", struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0))
+"""
+
+
 @pytest.fixture
 def base() -> Iterator[Path]:
     place = Site(Path(tempfile.mkdtemp(prefix="cogfs-e2e-")))
@@ -38,6 +48,7 @@ def test_directories_and_files_that_a_user_closed(base: Path) -> None:
     subprocess.run(
         [*as_root(), "chown", str(_NOBODY), *(str(base / name) for name in ("state", "run", "project"))], check=True
     )
+    subprocess.run([*as_root(), sys.executable, "-c", _CAPABLE, str(base / "project" / "capable")], check=True)
     as_user = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "env", f"HOME={base / 'state'}"]
     program = [sys.executable, "-m", "tests.e2e.support.unprivileged", str(base)]
     done = subprocess.run(

@@ -251,6 +251,33 @@ def test_a_pinned_directory_stays_where_it_is_and_may_change_inside(
     assert Call(lambda: os.rename(top / "pinned", top / "elsewhere")).wait() == 0
 
 
+def test_what_the_owner_makes_is_guarded_and_what_others_make_is_not(
+    worker: MountedWorker, client: WorkerClient
+) -> None:
+    top = worker.mountpoint
+    (top / "guarded").mkdir()
+    gone = (top / "guarded").stat().st_ino
+    # As if the numbers that are free next had been those of files that the restore has deleted.
+    freed = [*range(gone, gone + 50)]
+    client.expect(channel.Guard("r", [threading.get_native_id()], freed, []), channel.Done)
+    (top / "new").mkdir()
+    (top / "new" / "file").touch()
+    assert Call((top / "new" / "other").touch).wait() == errno.EBUSY
+    assert Call(lambda: (top / "new" / "file").write_text("foreign")).wait() == errno.EBUSY
+    assert Call(lambda: os.rename(top / "new", top / "elsewhere")).wait() == errno.EBUSY
+
+    def work() -> None:
+        (top / "theirs").mkdir()
+        (top / "theirs" / "file").write_text("foreign")
+        (top / "theirs" / "file").chmod(0o600)
+        (top / "theirs" / "link").symlink_to("file")
+        (top / "theirs" / "link").unlink()
+
+    assert Call(work).wait() == 0
+    client.expect(channel.Unguard(), channel.Done)
+    assert Call((top / "new" / "other").touch).wait() == 0
+
+
 def test_read_only(files: MountedWorker, client: WorkerClient) -> None:
     calls_of = mutations(files.mountpoint)
     before = state(files.root)

@@ -170,3 +170,11 @@ def _show(context: typer.Context, workspace: workspace_pb2.Workspace) -> None:
             ),
         ]
     )
+    for one in workspace.bypassed_by:
+        if one.pid == os.getpid():
+            continue
+        where = screen.path(one.path) or "the root"
+        screen.note(
+            f"{one.command} (process {one.pid}) reaches {where} past the mount, as it was there before it: each "
+            f'checkpoint looks at all files while it does; in a shell, run cd "$PWD"'
+        )

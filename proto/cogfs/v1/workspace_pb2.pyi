@@ -109,6 +109,7 @@ class Workspace(_message.Message):
     DIRTY_FILES_FIELD_NUMBER: _builtins.int
     DIRTY_DIRECTORIES_FIELD_NUMBER: _builtins.int
     SNAPSHOT_COUNT_FIELD_NUMBER: _builtins.int
+    BYPASSED_BY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     root: _builtins.bytes
     mode: Global___Workspace.Mode.ValueType
@@ -133,6 +134,12 @@ class Workspace(_message.Message):
     def last_recovery(self) -> Global___Recovery:
         """How the last interrupted restore ended; unset when there was none."""
 
+    @_builtins.property
+    def bypassed_by(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BusyBy]:
+        """Processes that reach the files past the mount, as they were in the directory before it. While there are any, each
+        checkpoint looks at all files.
+        """
+
     def __init__(
         self,
         *,
@@ -150,10 +157,11 @@ class Workspace(_message.Message):
         dirty_files: _builtins.int = ...,
         dirty_directories: _builtins.int = ...,
         snapshot_count: _builtins.int = ...,
+        bypassed_by: _abc.Iterable[_common_pb2.BusyBy] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "last_recovery", b"last_recovery", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "dirty_directories", b"dirty_directories", "dirty_files", b"dirty_files", "id", b"id", "last_recovery", b"last_recovery", "last_snapshot_id", b"last_snapshot_id", "mode", b"mode", "mountpoint", b"mountpoint", "options", b"options", "reason", b"reason", "root", b"root", "snapshot_count", b"snapshot_count", "state", b"state", "worker_pid", b"worker_pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypassed_by", b"bypassed_by", "created_at", b"created_at", "dirty_directories", b"dirty_directories", "dirty_files", b"dirty_files", "id", b"id", "last_recovery", b"last_recovery", "last_snapshot_id", b"last_snapshot_id", "mode", b"mode", "mountpoint", b"mountpoint", "options", b"options", "reason", b"reason", "root", b"root", "snapshot_count", b"snapshot_count", "state", b"state", "worker_pid", b"worker_pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

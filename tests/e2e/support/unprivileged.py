@@ -110,12 +110,36 @@ def unreadable_files(here: Site) -> None:
         assert hidden.read_text() == "one\n"
 
 
+def attributes_of_root(here: Site) -> None:
+    """What only root may give back is refused before anything changes, by name; the rest can be restored without."""
+    capable = here.project / "capable"
+    aside = here.project / "aside"
+    aside.write_text("one\n")
+    with here.client() as cog:
+        workspace = here.workspace(cog)
+        first = workspace.checkpoint().id
+        assert os.listxattr(capable) == ["security.capability"]
+        capable.write_text("two\n")
+        aside.write_text("two\n")
+        for dry_run in (True, False):
+            try:
+                workspace.restore(first, dry_run=dry_run)
+            except Denied as error:
+                assert "'capable'" in str(error) and "security.capability" in str(error), error
+            else:
+                raise AssertionError("the restore was not refused")
+        assert (capable.read_text(), aside.read_text()) == ("two\n", "two\n")
+        workspace.restore(first, ["aside"])
+        assert aside.read_text() == "one\n"
+
+
 def main() -> None:
     assert os.geteuid() != 0
     here = Site(Path(sys.argv[1]))
     try:
         closed_directories(here)
         unreadable_files(here)
+        attributes_of_root(here)
     finally:
         try:
             here.ctl("daemon", "stop", code=None)

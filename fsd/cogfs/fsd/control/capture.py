@@ -111,3 +111,8 @@ def read_xattrs(name: bytes, dir_fd: int) -> Xattrs:
 
 def is_recorded_xattr(attribute: bytes) -> bool:
     return attribute.startswith(_XATTR_PREFIXES) or attribute in _XATTR_NAMES
+
+
+def is_root_xattr(attribute: bytes) -> bool:
+    """Whether root alone may set a recorded attribute, or take it away."""
+    return attribute.startswith(b"trusted.") or attribute == b"security.capability"

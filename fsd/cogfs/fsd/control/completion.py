@@ -97,7 +97,10 @@ class Completion:
         root = self._open_root(link)
         try:
             executor = Executor(self._store, root, journal.restore_id, plan, advance)
-            executor.run()
+            try:
+                executor.run()
+            except OSError as error:
+                raise as_cogfs_error(error, f"restore {os.fsdecode(executor.at)!r}") from error
             for path in executor.left:
                 _log.warning("a directory holds what was made during the restore", path=os.fsdecode(path))
         finally:

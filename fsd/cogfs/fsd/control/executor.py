@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Sequence
 
 from cogfs.fsd.control.beneath import Beneath, beneath, split
-from cogfs.fsd.control.capture import is_recorded_xattr
+from cogfs.fsd.control.capture import Xattrs, is_recorded_xattr, is_root_xattr
 from cogfs.fsd.control.errors import CogfsError, show
 from cogfs.fsd.control.planner import Action, Plan, Step
 from cogfs.fsd.control.rules import TEMPORARY_PREFIX, is_temporary
@@ -33,9 +33,12 @@ def by_descriptor(fd: int) -> bytes:
 
 
 def refuse_what_is_not_ours(root_fd: int, plan: Plan) -> None:
-    """DENIED when a directory that the plan writes into is another user's and not writable. Changes nothing."""
+    """DENIED when a directory that the plan writes into is another user's and not writable, or when a file is to be
+    given what root alone may give. Changes nothing."""
     if os.geteuid() == 0:
         return
+    for step in plan.steps:
+        _refuse_privileged(step)
     made = {step.path for step in plan.steps if step.before is None or step.before.kind is not Kind.DIRECTORY}
     with beneath(root_fd) as reach:
         for path in sorted({split(step.path)[0] for step in plan.steps if step.path} - made):
@@ -50,6 +53,18 @@ def refuse_what_is_not_ours(root_fd: int, plan: Plan) -> None:
             if os.fstat(fd).st_uid == os.geteuid() or os.access(by_descriptor(fd), os.W_OK | os.X_OK):
                 continue
             raise CogfsError(Reason.DENIED, f"cannot restore in {show(path)}: the directory belongs to another user")
+
+
+def _refuse_privileged(step: Step) -> None:
+    stays = step.before is not None and step.action is Action.METADATA
+    before = _privileged(step.before) if stays else ()
+    if _privileged(step.after) != before and step.after is not None:
+        names = b", ".join(sorted({name for name, _ in (*before, *_privileged(step.after))}))
+        raise CogfsError(Reason.DENIED, f"cannot restore {show(step.path)}: root alone may set its {show(names)}")
+
+
+def _privileged(entry: TreeEntry | None) -> Xattrs:
+    return tuple(one for one in entry.xattrs if is_root_xattr(one[0])) if entry is not None else ()
 
 
 class Executor:
@@ -73,6 +88,8 @@ class Executor:
         #: The directory in which something is being done.
         self._here = b""
         self._reach: Beneath
+        #: What is being done something with.
+        self.at = b""
         #: Directories that were to go and still hold something made since.
         self.left: list[bytes] = []
 
@@ -83,6 +100,7 @@ class Executor:
             self._reach = reach
             for step in reversed(steps):
                 if step.before is not None and self._goes_first(step):
+                    self.at = step.path
                     self._remove(step)
                     if step.after is None:
                         self._advance()
@@ -91,6 +109,7 @@ class Executor:
             for step in steps:
                 if step.after is None:
                     continue
+                self.at = step.path
                 if step.after.kind is Kind.DIRECTORY:
                     self._make_directory(step)
                 elif step.path not in grouped or not step.after.link_group:
@@ -101,6 +120,7 @@ class Executor:
             reach.forget()
             for step in reversed(steps):
                 if step.after is not None and step.after.kind is Kind.DIRECTORY:
+                    self.at = step.path
                     self._finish_directory(step.path, step.after)
                     self._advance()
             self._close_opened({step.path for step in steps})
@@ -221,6 +241,7 @@ class Executor:
         wanted = [path for path in members if path in steps]
         if not wanted:
             return
+        self.at = wanted[0]
         after = next(steps[path].after for path in wanted)
         assert after is not None
         inodes: dict[bytes, tuple[int, int]] = {}
@@ -256,6 +277,7 @@ class Executor:
         if status is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), anchor)
         for path in wanted:
+            self.at = path
             there = self._lstat(path)
             if there is None or there.st_ino != status.st_ino:
                 self._link(anchor, path)

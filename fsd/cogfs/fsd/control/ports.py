@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from cogfs.fsd.channel import Answer, Request, Welcome
+from cogfs.fsd.control.errors import BusyBy
 
 
 class Link(Protocol):
@@ -38,6 +39,8 @@ class EngineState:
     read_only: str = ""
     dirty_files: int = 0
     dirty_directories: int = 0
+    #: Processes that can change the files past the mount.
+    bypassed_by: tuple[BusyBy, ...] = ()
 
 
 class Workspaces(Protocol):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import msgspec
+
 from cogfs.fsd.control.beneath import join
 from cogfs.store.rows import Writer
 from cogfs.store.schema import DirectoryRow, Kind, OpaqueReason, Skipped, StatRow
 from cogfs.store.store import Store
 
 #: Rows of files that are held before they are written ahead of the transaction that completes the recording.
-_FLUSH_ROWS = 100_000
+FLUSH_ROWS = 100_000
 
 #: Opaque entries that a snapshot lists as skipped; the others are left out by rule.
 REPORTED = frozenset(
@@ -20,6 +22,7 @@ REPORTED = frozenset(
         OpaqueReason.CHANGING,
         OpaqueReason.UNREADABLE,
         OpaqueReason.HARD_LINK,
+        OpaqueReason.SUBMOUNT,
         OpaqueReason.UNSUPPORTED_NAME,
     }
 )
@@ -36,11 +39,12 @@ class RecordBook:
     """Directory rows and hard-link rows of one workspace: reads fall through to the store, writes stay here.
 
     A row is true by itself (each is checked against stat or against what a worker watched before it is believed), so
-    rows may be written before the recording they belong to is complete.
+    rows may be written before the recording they belong to is complete, see ``flush``.
     """
 
-    def __init__(self, store: Store, workspace_id: str) -> None:
+    def __init__(self, store: Store, workspace_id: str, flush_rows: int = FLUSH_ROWS) -> None:
         """An empty ``workspace_id``: a book of its own that knows nothing and is never written."""
+        self._flush_rows = flush_rows
         self._store = store
         self._workspace_id = workspace_id
         self._directories: dict[int, DirectoryRow | None] = {}
@@ -64,7 +68,7 @@ class RecordBook:
     def put_directory(self, inode: int, row: DirectoryRow) -> None:
         self._directories[inode] = row
         self._held += len(row.rows) + 1
-        if self._held >= _FLUSH_ROWS and self._workspace_id:
+        if self._held >= self._flush_rows and self._workspace_id:
             self.flush()
 
     def link(self, inode: int) -> Link | None:
@@ -125,7 +129,10 @@ class RecordBook:
     def path_of(self, inode: int) -> bytes | None:
         """Where directory ``inode`` was when it was last recorded; None when that is not known."""
         names: list[bytes] = []
-        for _ in range(100_000):
+        passed: set[int] = set()
+        # While a recording is in progress, rows of before and after a move may lead in a circle.
+        while inode not in passed:
+            passed.add(inode)
             row = self.directory(inode)
             if row is None:
                 return None
@@ -164,9 +171,16 @@ class RecordBook:
                 writer.put_link(self._workspace_id, inode, *link)
 
     def flush(self) -> None:
-        """Write what changed so far in a transaction of its own."""
+        """Write what changed so far in a transaction of its own.
+
+        Should the recording not be completed, directories have newer rows then than those above them know of. So until
+        it is, the state says that nothing was watched: the next recording is a scan, which looks at all of them.
+        """
         with self._store.write() as writer:
             self.write(writer)
+            state = writer.record_state(self._workspace_id)
+            if state is not None and state.worker_started_ns:
+                writer.put_record_state(self._workspace_id, msgspec.structs.replace(state, worker_started_ns=0))
         self._directories.clear()
         self._links.clear()
         self._held = 0

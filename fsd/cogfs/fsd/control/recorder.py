@@ -221,7 +221,7 @@ class Recorder:
         parent = os.fstat(reach.directory(parent_path)).st_ino if path else status.st_ino
         there = reach.directory(path)
         fd = os.open(b".", _OPEN, dir_fd=there)
-        if work.subtree:
+        if work.subtree or (old is not None and self._other_rules(status.st_ino, path)):
             self._scan(path, name, fd, parent)
             return True
         frame = _Frame(path, name, fd, status.st_ino, parent, old)
@@ -361,7 +361,7 @@ class Recorder:
         if self._rules.excludes(path, name, directory=directory):
             frame.rows[name] = _opaque(name, status, OpaqueReason.EXCLUDED)
         elif directory:
-            self._look_at_directory(frame, name, status)
+            self._look_at_directory(frame, name, status, path)
         elif stat.S_ISREG(mode):
             self._look_at_file(frame, name, status, path)
         elif stat.S_ISLNK(mode):
@@ -369,13 +369,21 @@ class Recorder:
         else:
             frame.rows[name] = _opaque(name, status, OpaqueReason.SPECIAL)
 
-    def _look_at_directory(self, frame: _Frame, name: bytes, status: os.stat_result) -> None:
+    def _look_at_directory(self, frame: _Frame, name: bytes, status: os.stat_result, path: bytes) -> None:
         if status.st_dev != self._device:
             frame.rows[name] = _opaque(name, status, OpaqueReason.SUBMOUNT)
-        elif self._tracked and self._book.directory(status.st_ino) is not None:
+        elif (
+            self._tracked
+            and self._book.directory(status.st_ino) is not None
+            and not self._other_rules(status.st_ino, path)
+        ):
             self._adopt(frame, name, status)
         else:
             frame.subdirectories.append((name, status))
+
+    def _other_rules(self, inode: int, path: bytes) -> bool:
+        """Whether what was recorded below a directory may have been left out, or not, because of where it stood."""
+        return self._rules.by_place and self._book.path_of(inode) != path
 
     def _look_at_link(self, frame: _Frame, name: bytes, status: os.stat_result) -> None:
         try:

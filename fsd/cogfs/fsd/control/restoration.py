@@ -5,7 +5,9 @@ Nothing is changed here: a dry run, and every refusal, ends in this module.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -44,6 +46,9 @@ from cogfs.v1 import common_pb2 as pb
 from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
+
+#: A name with nothing under it, also where the directory that is to hold it is still something else.
+_NOTHING_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +213,22 @@ class Restoration:
         book = RecordBook(self._store, self._workspace.id)
         with beneath(root_fd) as reach:
             for one in sorted(plan.steps, key=lambda one: split(one.path)):
-                if one.before is None or not one.path or one.before.kind in (Kind.DIRECTORY, Kind.OPAQUE):
+                if not one.path or (one.before is not None and one.before.kind is Kind.OPAQUE):
                     continue
                 parent, name = split(one.path)
                 try:
                     fd = reach.directory(parent)
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                except OSError:
+                except OSError as error:
+                    if one.before is None and error.errno in _NOTHING_THERE:
+                        continue
                     return True
+                if one.before is None:
+                    return True
+                if one.before.kind is Kind.DIRECTORY:
+                    if not stat.S_ISDIR(status.st_mode):
+                        return True
+                    continue
                 row = book.row(os.fstat(fd).st_ino, name)
                 if row is None or not same_stat(row, status):
                     return True

@@ -34,11 +34,13 @@ class Rules:
     ``max_file_bytes``: larger files are left out; negative: none is.
     """
 
-    __slots__ = ("_spec", "exclude", "max_file_bytes")
+    __slots__ = ("_spec", "by_place", "exclude", "max_file_bytes")
 
     def __init__(self, exclude: Sequence[str], max_file_bytes: int) -> None:
         self.exclude = tuple(exclude)
         self.max_file_bytes = max_file_bytes
+        #: Whether a glob names places: what lies below a directory may be left out in one place and not in another.
+        self.by_place = any("/" in glob.rstrip("/") for glob in self.exclude)
         try:
             self._spec = pathspec.GitIgnoreSpec.from_lines(self.exclude) if self.exclude else None
         except ValueError as error:

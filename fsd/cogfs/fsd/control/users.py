@@ -82,7 +82,7 @@ def _named(handle: OpenHandle) -> OpenHandle:
         inode=handle.inode,
         path=handle.path,
         pid=pid,
-        command=_command(pid) or handle.command,
+        command=command_of(pid) or handle.command,
         writable=handle.writable,
         since_ns=handle.since_ns,
         deleted=handle.deleted,
@@ -98,7 +98,8 @@ def _process_of(thread: int) -> int:
     return int(match.group(1)) if match else 0
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
+    """The name of a process's program; empty when it has ended."""
     return _read(f"/proc/{pid}/comm").decode("utf-8", "replace").rstrip("\n")
 
 
@@ -118,7 +119,7 @@ def _from_proc(entry: MountEntry) -> Iterator[BusyBy]:
         pid = int(name)
         for link in ("cwd", "root"):
             path = f"/proc/{pid}/{link}"
-            if _mount_id_at(path) == entry.mount_id:
+            if mount_id_at(path) == entry.mount_id:
                 yield _item("WORKING_DIRECTORY", entry, pid, path)
                 break
         for descriptor in _descriptors(pid):
@@ -135,7 +136,7 @@ def _descriptors(pid: int) -> list[str]:
         return []
 
 
-def _mount_id_at(path: str) -> int:
+def mount_id_at(path: str) -> int:
     """The mount that a link of /proc leads into; 0 when it cannot be told. The path alone would not tell an old working
     directory below a mount from one in it."""
     try:
@@ -160,7 +161,7 @@ def _item(kind: str, entry: MountEntry, pid: int, link: str) -> BusyBy:
         kind=kind,
         path="" if inside == b"." else os.fsdecode(inside),
         pid=pid,
-        command=_command(pid),
+        command=command_of(pid),
         access="READ",
         since_ns=0,
     )

@@ -29,6 +29,7 @@ from cogfs.fsd.channel import (
     Unguard,
 )
 from cogfs.fsd.control.beneath import Beneath, split
+from cogfs.fsd.control.bypass import Bypass
 from cogfs.fsd.control.errors import CogfsError, show
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.recordbook import RecordBook
@@ -79,6 +80,7 @@ class Workspace:
         self.id = workspace_id
         self.lock = threading.RLock()
         self.link: Link | None = None
+        self._bypass: Bypass | None = None
 
     # --- standing -----------------------------------------------------------------------------------------------------
 
@@ -90,6 +92,8 @@ class Workspace:
     def attach(self, link: Link) -> None:
         with self.lock:
             self.link = link
+            welcome = link.welcome
+            self._bypass = Bypass(self.id, welcome.root, link.mountpoint, welcome.worker_pid)
 
     def detach(self) -> None:
         """Without the lock: a call that waits for the dead worker fails by itself."""
@@ -108,7 +112,9 @@ class Workspace:
                     files, directories = stats.dirty_files, stats.dirty_directories
             except CogfsError:
                 pass
-        return EngineState(recovering, row.read_only, files, directories)
+        bypass = self._bypass
+        past = bypass.present() if link is not None and bypass is not None else []
+        return EngineState(recovering, row.read_only, files, directories, tuple(past))
 
     def ready(self) -> Link:
         """The link, when the workspace can be recorded and changed now."""
@@ -180,6 +186,9 @@ class Workspace:
             state = reader.record_state(self.id)
         recorded = None
         book = RecordBook(self.store, self.id)
+        bypass = self._bypass
+        if bypass is not None and not scan:
+            scan = bypass.open_to_all or bool(bypass.present())
         if (
             not scan
             and frozen.complete

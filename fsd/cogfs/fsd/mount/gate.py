@@ -31,7 +31,7 @@ class Gate:
         self.read_only = ""
         self._frozen = False
         self._owners: frozenset[int] = frozenset()
-        self._guarded: frozenset[int] = frozenset()
+        self._guarded: set[int] = set()
         self._changed = trio.Event()
 
     @property
@@ -55,7 +55,7 @@ class Gate:
         """Guard ``inodes``, and the places of ``pinned``, in the place of a freeze or of another guard."""
         self.guard = restore_id
         self._owners = frozenset(owners)
-        self._guarded = frozenset((*inodes, *map(place_of, pinned)))
+        self._guarded = {*inodes, *map(place_of, pinned)}
         self._frozen = False
         self._update()
 
@@ -63,8 +63,17 @@ class Gate:
         """Take the guard away."""
         self.guard = ""
         self._owners = frozenset()
-        self._guarded = frozenset()
+        self._guarded = set()
         self._update()
+
+    def made(self, pid: int, inode: int) -> None:
+        """Thread ``pid`` has made ``inode``. What the restore makes is guarded. What others make is not, though its
+        number may be one that the restore has just freed."""
+        if pid in self._owners:
+            self._guarded.add(inode)
+        else:
+            self._guarded.discard(inode)
+            self._guarded.discard(place_of(inode))
 
     def set_read_only(self, reason: str) -> None:
         """Refuse every mutating call, or none when ``reason`` is empty."""

@@ -25,7 +25,7 @@ from cogfs.fsd.mount.handles import Handle
 from cogfs.fsd.mount.invalidate import Invalidator
 from cogfs.fsd.mount.loop import BurstLoop
 from cogfs.fsd.mount.nodes import Node
-from cogfs.fsd.mount.tree import NOW, Tree
+from cogfs.fsd.mount.tree import NOW, Found, Tree
 
 log = logging.getLogger(__name__)
 
@@ -179,24 +179,29 @@ class Operations(pyfuse3.Operations):
         for inode, count in inode_list:
             forget(inode, count)
 
+    def _made(self, found: Found, ctx: RequestContext) -> EntryAttributes:
+        if self.gate.guard:
+            self.gate.made(ctx.pid, found[0].ino)
+        return _attributes(*found)
+
     @changing(_entry)
     def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         handle, found = self.tree.create(self.tree.nodes.get(parent_inode), name, mode, flags, ctx)
-        return FileInfo(fh=handle.fd), _attributes(found[0], found[1])
+        return FileInfo(fh=handle.fd), self._made(found, ctx)
 
     @changing(_entry)
     def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
-        return _attributes(*self.tree.make_directory(self.tree.nodes.get(parent_inode), name, mode, ctx))
+        return self._made(self.tree.make_directory(self.tree.nodes.get(parent_inode), name, mode, ctx), ctx)
 
     @changing(_entry)
     def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
-        return _attributes(*self.tree.make_node(self.tree.nodes.get(parent_inode), name, mode, rdev, ctx))
+        return self._made(self.tree.make_node(self.tree.nodes.get(parent_inode), name, mode, rdev, ctx), ctx)
 
     @changing(_entry)
     def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        return _attributes(*self.tree.make_link(self.tree.nodes.get(parent_inode), name, target, ctx))
+        return self._made(self.tree.make_link(self.tree.nodes.get(parent_inode), name, target, ctx), ctx)
 
     @changing(_node_and_entry)
     def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext) -> EntryAttributes:

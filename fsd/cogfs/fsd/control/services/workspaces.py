@@ -14,6 +14,7 @@ from cogfs.fsd.control import mounts, roots, users
 from cogfs.fsd.control.errors import CogfsError, invalid, show
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Workspaces
+from cogfs.fsd.control.report import busy_messages
 from cogfs.fsd.control.services.convert import timestamp
 from cogfs.fsd.control.supervisor import ServingState, Supervisor
 from cogfs.store.ids import new_id
@@ -238,6 +239,7 @@ def message(
         dirty_files=engine.dirty_files,
         dirty_directories=engine.dirty_directories,
         snapshot_count=snapshot_count,
+        bypassed_by=busy_messages(list(engine.bypassed_by)),
     )
     recovery = row.last_recovery
     if recovery is not None:
