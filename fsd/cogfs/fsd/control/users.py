@@ -66,12 +66,12 @@ def as_busy(handle: OpenHandle) -> BusyBy:
 
 
 def names(found: list[BusyBy]) -> str:
-    """The users in a few words: ``python3 (pid 7), tar (pid 9) and 3 others``."""
+    """The users in a few words: ``python3 (pid 7), tar (pid 9), sh (pid 11) and 3 more``."""
     processes = list(dict.fromkeys(f"{item['command'] or 'a process'} (pid {item['pid']})" for item in found))
     if not processes:
         return "something that cannot be named"
     shown, rest = processes[:3], len(processes) - 3
-    return ", ".join(shown) + (f" and {rest} others" if rest > 0 else "")
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _named(handle: OpenHandle) -> OpenHandle:
