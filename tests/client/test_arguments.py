@@ -24,6 +24,10 @@ def test_absolute_resolves_links_and_keeps_bytes(tmp_path: Path) -> None:
 def test_absolute_starts_at_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert arguments.absolute("a/../b") == os.fsencode(tmp_path.resolve() / "b")
+    assert arguments.absolute(".") == os.fsencode(tmp_path.resolve())
+    for empty in ("", b""):
+        with pytest.raises(ValidationError):
+            arguments.absolute(empty)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.harness import Daemon, place
+from cogfs.store.store import Store
+from tests.control import harness
+from tests.control.files import Directory
+from tests.control.harness import Daemon
 
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    with place() as directory:
+    with harness.place() as directory:
         yield directory
 
 
@@ -47,3 +50,14 @@ def plain(base: Path) -> Iterator[Daemon]:
 def daemon(idle: Daemon) -> Daemon:
     idle.start()
     return idle
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Directory]:
+    """A directory and a store of its own, without a daemon."""
+    root = tmp_path / "root"
+    root.mkdir()
+    with Store.open(tmp_path / "store") as store:
+        directory = Directory(store, root)
+        yield directory
+        directory.close()

@@ -58,7 +58,7 @@ class PlainEngine:
         """Nothing is being read."""
 
     def _take(self, workspace_id: str, link: Link) -> None:
-        frozen = link.call(Freeze(timeout=5.0), 10.0)
+        frozen = link.call(Freeze(), 10.0)
         assert isinstance(frozen, Frozen)
         link.call(Resume())
         link.call(Committed(frozen.generation))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cogfs.fsd.channel import Committed, Done, Freeze, Frozen, GetStats, Resume, Stats
+from cogfs.fsd.channel import Answer, Committed, Done, Freeze, Frozen, GetStats, Guard, Request, Resume, Stats
 from cogfs.fsd.control import mounts, places, worker
 from cogfs.fsd.control import workspace as workspace_module
 from cogfs.fsd.control.errors import CogfsError
@@ -100,6 +100,49 @@ def test_a_refusal_says_why(link: WorkerLink) -> None:
     assert isinstance(link.call(GetStats()), Stats)
 
 
+class Hasty:
+    """A link to a worker that stops when it is to freeze or to guard, and that nobody waits for then."""
+
+    def __init__(self, link: WorkerLink) -> None:
+        self._link = link
+        self.welcome = link.welcome
+        self.root_fd = link.root_fd
+        self.mountpoint = link.mountpoint
+        self.alive = True
+
+    def call(self, request: Request, timeout: float = 30.0) -> Answer:
+        if isinstance(request, Freeze | Guard):
+            os.kill(self.welcome.worker_pid, signal.SIGSTOP)
+        return self._link.call(request, 0.2)
+
+
+@pytest.mark.parametrize("what", ["freeze", "guard"])
+def test_what_a_worker_does_too_late_is_taken_back(
+    link: WorkerLink, process: WorkerProcess, project: Path, base: Path, what: str
+) -> None:
+    hasty = Hasty(link)
+    with Store.open(base / "store") as store, ThreadPoolExecutor(1) as pool:
+        workspace = Workspace(store, pool, "ws_1")
+        try:
+            with pytest.raises(WorkerSilent):
+                if what == "guard":
+                    workspace.guard(hasty, "restore_1", {os.fstat(link.root_fd).st_ino}, set())
+                else:
+                    with workspace.frozen(hasty):
+                        raise AssertionError("it was stopped")
+        finally:
+            os.kill(link.welcome.worker_pid, signal.SIGCONT)
+    # When it has done all that it was asked.
+    assert isinstance(link.call(GetStats()), Stats)
+    with subprocess.Popen(["touch", project / "file"]) as touch:
+        try:
+            assert touch.wait(PATIENCE) == 0
+        except subprocess.TimeoutExpired:
+            # It waits in the kernel, and ends with the worker.
+            process.kill()
+            raise
+
+
 def test_a_worker_that_dies_within_a_call(link: WorkerLink, process: WorkerProcess) -> None:
     ended = threading.Event()
     link.on_end(ended.set)
@@ -137,7 +180,7 @@ def test_a_silent_worker_is_not_waited_for(link: WorkerLink, process: WorkerProc
     finally:
         os.kill(process.pid, signal.SIGCONT)
     # The late answer is nobody's, and confuses nothing.
-    assert isinstance(link.call(Freeze(timeout=5.0)), Frozen)
+    assert isinstance(link.call(Freeze()), Frozen)
     assert isinstance(link.call(Resume()), Done)
 
 
@@ -230,7 +273,7 @@ def test_what_a_worker_carries_out_too_late_does_not_stay(
 ) -> None:
     """A worker that was stopped while nobody had the patience to wait for it: the mount goes on with it."""
     (project / "file").write_text("one")
-    monkeypatch.setattr(workspace_module, "_FREEZE_PATIENCE", -9.7)
+    monkeypatch.setattr(workspace_module, "_FREEZE_PATIENCE", 0.3)
     monkeypatch.setattr(workspace_module, "_GUARD_PATIENCE", 0.3)
     monkeypatch.setattr(workspace_module, "_SILENT_PATIENCE", 0.1)
     monkeypatch.setattr(Workspace, "_flush_maps", lambda *_: os.kill(process.pid, signal.SIGSTOP))

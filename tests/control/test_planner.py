@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,9 @@ from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.planner import Action, changes, find, normal_path, patched, walk
 from cogfs.fsd.control.rules import Rules
 from cogfs.store.schema import Kind
-from cogfs.store.store import Store
 from cogfs.v1.reasons import Reason
 from tests.control.files import ANY_SIZE, Directory
 from tests.support.tree import describe, differences
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Directory]:
-    root = tmp_path / "root"
-    root.mkdir()
-    with Store.open(tmp_path / "store") as store:
-        directory = Directory(store, root)
-        yield directory
-        directory.close()
 
 
 def test_nothing_changed_is_an_empty_plan(place: Directory) -> None:

@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,18 +17,7 @@ from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import RACY_NS, Recorder
 from cogfs.fsd.control.rules import Rules
 from cogfs.store.schema import Kind, OpaqueReason, RecordState, TreeEntry
-from cogfs.store.store import Store
 from tests.control.files import ANY_SIZE, Directory
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Directory]:
-    root = tmp_path / "root"
-    root.mkdir()
-    with Store.open(tmp_path / "store") as store:
-        directory = Directory(store, root)
-        yield directory
-        directory.close()
 
 
 def _age(path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from cogfs.client import Client, connect
 from tests.e2e.ctl import TIMEOUT, Ctl, mounts_below, processes_of
+from tests.e2e.support.site import Site, site
 
 
 def _settled(base: Path) -> dict[int, object]:
@@ -79,3 +80,10 @@ def cog(daemon: Ctl) -> Iterator[Client]:
     """A client of the daemon."""
     with connect(f"unix://{daemon.base}/run/cogfsd.sock") as client:
         yield client
+
+
+@pytest.fixture
+def here() -> Iterator[Site]:
+    """A daemon that is killed as the test likes, and its project, not mounted yet."""
+    with site() as place:
+        yield place

@@ -19,12 +19,6 @@ from tests.e2e.support.site import Outcome, Site, as_root, mounts_below, site
 from tests.support.tree import describe, differences, of_snapshot
 
 
-@pytest.fixture
-def here() -> Iterator[Site]:
-    with site() as place:
-        yield place
-
-
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Site]:
     """A daemon that only refuses, with one workspace that is mounted."""

@@ -7,24 +7,17 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cogfs.client import CogfsError, Unavailable
-from tests.e2e.support.site import Aside, Site, State, kill, site, wait_for
+from tests.e2e.support.site import Aside, Site, State, kill, wait_for
 from tests.support.tree import Tree, describe, differences, of_snapshot
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@pytest.fixture
-def here() -> Iterator[Site]:
-    with site() as place:
-        yield place
 
 
 @pytest.fixture

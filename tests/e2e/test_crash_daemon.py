@@ -8,13 +8,12 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cogfs.client import CogfsError
-from tests.e2e.support.site import PATIENCE, Aside, Site, State, kill, site, wait_for
+from tests.e2e.support.site import PATIENCE, Aside, Site, State, kill, wait_for
 from tests.support.tree import describe, differences, of_snapshot
 
 _FILES = 1500
@@ -35,12 +34,6 @@ with open("lines", "a", buffering=1) as file:
             os.unlink(f"kept{{number}}")
             time.sleep(0.01)
 """
-
-
-@pytest.fixture
-def here() -> Iterator[Site]:
-    with site() as place:
-        yield place
 
 
 def make_archive(base: Path) -> tuple[Path, Path]:

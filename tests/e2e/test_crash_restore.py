@@ -19,12 +19,6 @@ _KILLS = 50
 _MANY = 1000
 
 
-@pytest.fixture
-def here() -> Iterator[Site]:
-    with site() as place:
-        yield place
-
-
 def plant(root: Path, files: int) -> None:
     """A tree of about ``files`` files with everything in it that a snapshot records."""
     for number in range(files):

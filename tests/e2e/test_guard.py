@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from cogfs.client import Busy, Unavailable, WorkspaceBusy
-from tests.e2e.support.site import PATIENCE, Aside, Site, site
+from tests.e2e.support.site import PATIENCE, Aside, Site
 from tests.support.tree import describe, differences, of_snapshot
 
 #: Does one kind of thing over and over in a directory, until its input ends; then tells how often each errno came.
@@ -77,12 +77,6 @@ if file is not None and "r" not in sys.argv[2]:
     file.write("written later\\n")
     file.flush()
 """
-
-
-@pytest.fixture
-def here() -> Iterator[Site]:
-    with site() as place:
-        yield place
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ class WorkerClient:
 
     def freeze(self) -> channel.Frozen:
         """Park mutating calls; what is dirty."""
-        return self.expect(channel.Freeze(5.0), channel.Frozen)
+        return self.expect(channel.Freeze(), channel.Frozen)
 
     def resume(self) -> None:
         """Let parked calls go on."""

@@ -22,7 +22,11 @@ _WAITS = {"sealed": common_pb2.WAIT_SEALED, "durable": common_pb2.WAIT_DURABLE}
 
 def absolute(path: PathArgument) -> bytes:
     """``path`` from the root of the filesystem, with symbolic links resolved."""
-    return os.path.realpath(_bytes(path))
+    name = _bytes(path)
+    if not name:
+        # It would be the working directory: what is most often behind it is a variable that was never set.
+        raise ValidationError("a path is empty: give . for the working directory")
+    return os.path.realpath(name)
 
 
 def relative(path: PathArgument) -> bytes:

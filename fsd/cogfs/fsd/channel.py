@@ -96,14 +96,12 @@ class OpenHandle(Message, frozen=True):
 
 
 class Freeze(Message, frozen=True):
-    """Park mutating calls, drain those begun, and hand over what is dirty. Answer: ``Frozen``.
+    """Park mutating calls, opens for writing among them, and hand over what is dirty. Answer: ``Frozen``.
 
-    What an earlier generation handed over and was not ``Committed`` is part of what this one hands over. The calls stay
-    parked until ``Resume``, ``Guard`` or the end of the connection.
+    No call is under way while the worker carries this out, so there is nothing to wait for. What an earlier generation
+    handed over and was not ``Committed`` is part of what this one hands over. The calls stay parked until ``Resume``,
+    ``Guard`` or the end of the connection.
     """
-
-    #: Seconds to wait for calls that have begun; then the answer is ``Failed`` with EBUSY and nothing stays parked.
-    timeout: float
 
 
 class Frozen(Message, frozen=True):

@@ -47,7 +47,8 @@ class AdminServiceServicer:
     """
 
     def GetDaemon(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What every call may answer: see WorkspaceService.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

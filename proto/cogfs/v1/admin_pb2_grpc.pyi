@@ -34,6 +34,7 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetDaemon: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDaemonRequest, _admin_pb2.Daemon]
+    """What every call may answer: see WorkspaceService."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -41,6 +42,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetDaemon: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDaemonRequest, _admin_pb2.Daemon]  # type: ignore[assignment]
+    """What every call may answer: see WorkspaceService."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The daemon itself."""
@@ -50,6 +52,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.GetDaemonRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.Daemon, _abc.Awaitable[_admin_pb2.Daemon]]: ...
+    ) -> _typing.Union[_admin_pb2.Daemon, _abc.Awaitable[_admin_pb2.Daemon]]:
+        """What every call may answer: see WorkspaceService."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -29,8 +29,8 @@ if _version_not_supported:
 class SnapshotServiceStub:
     """What a workspace's files were.
 
-    Every call may answer UNAVAILABLE, IO and NO_SPACE as in WorkspaceService, and CORRUPT when a stored object does not
-    match its hash.
+    What every call may answer: see WorkspaceService. Paths are relative to the root; VALIDATION_ERROR: one is absolute
+    or leaves the root, or a snapshot that is read or restored is not SEALED.
     """
 
     def __init__(self, channel):
@@ -79,12 +79,13 @@ class SnapshotServiceStub:
 class SnapshotServiceServicer:
     """What a workspace's files were.
 
-    Every call may answer UNAVAILABLE, IO and NO_SPACE as in WorkspaceService, and CORRUPT when a stored object does not
-    match its hash.
+    What every call may answer: see WorkspaceService. Paths are relative to the root; VALIDATION_ERROR: one is absolute
+    or leaves the root, or a snapshot that is read or restored is not SEALED.
     """
 
     def CreateSnapshot(self, request, context):
-        """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only or waits for a recovery.
+        """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
+        characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,23 +107,25 @@ class SnapshotServiceServicer:
 
     def RestoreSnapshot(self, request, context):
         """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
-        workspace has. VALIDATION_ERROR: a path is absolute or leaves the root. BUSY: something is in the way ("busy_by").
-        DENIED: a directory or a file that another user owns, or one that the safety snapshot could not keep.
+        workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
+        is a directory on one side only. BUSY: something is in the way ("busy_by"). DENIED: a directory or a file that
+        another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
+        went away, and the restore is finished when it is back. Any other error says that the files are as they were.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DiffSnapshots(self, request, context):
-        """The changes from one snapshot to another, or to the files as they are. NOT_FOUND, VALIDATION_ERROR (of two
-        workspaces).
+        """The changes from one snapshot to another, or to the files as they are. NOT_FOUND: no such snapshot, or a path that
+        neither side has. VALIDATION_ERROR: they are of two workspaces. To the files as they are, also as CreateSnapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTree(self, request, context):
-        """The entries of one directory, or of all below it. NOT_FOUND: no such snapshot or path.
+        """The entries of one directory, or of all below it; of anything else, itself. NOT_FOUND: no such snapshot or path.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,8 +187,8 @@ def add_SnapshotServiceServicer_to_server(servicer, server):
 class SnapshotService:
     """What a workspace's files were.
 
-    Every call may answer UNAVAILABLE, IO and NO_SPACE as in WorkspaceService, and CORRUPT when a stored object does not
-    match its hash.
+    What every call may answer: see WorkspaceService. Paths are relative to the root; VALIDATION_ERROR: one is absolute
+    or leaves the root, or a snapshot that is read or restored is not SEALED.
     """
 
     @staticmethod

@@ -30,8 +30,8 @@ GRPC_VERSION: str
 class SnapshotServiceStub:
     """What a workspace's files were.
 
-    Every call may answer UNAVAILABLE, IO and NO_SPACE as in WorkspaceService, and CORRUPT when a stored object does not
-    match its hash.
+    What every call may answer: see WorkspaceService. Paths are relative to the root; VALIDATION_ERROR: one is absolute
+    or leaves the root, or a snapshot that is read or restored is not SEALED.
     """
 
     @_typing.overload
@@ -39,22 +39,26 @@ class SnapshotServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SnapshotServiceAsyncStub: ...
     CreateSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.CreateSnapshotRequest, _snapshot_pb2.Snapshot]
-    """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only or waits for a recovery."""
+    """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
+    characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
+    """
     GetSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.GetSnapshotRequest, _snapshot_pb2.Snapshot]
     """NOT_FOUND: no such snapshot."""
     ListSnapshots: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ListSnapshotsRequest, _snapshot_pb2.ListSnapshotsResponse]
     """The newest first. NOT_FOUND: no such workspace."""
     RestoreSnapshot: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.RestoreSnapshotRequest, _snapshot_pb2.RestoreEvent]
     """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
-    workspace has. VALIDATION_ERROR: a path is absolute or leaves the root. BUSY: something is in the way ("busy_by").
-    DENIED: a directory or a file that another user owns, or one that the safety snapshot could not keep.
+    workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
+    is a directory on one side only. BUSY: something is in the way ("busy_by"). DENIED: a directory or a file that
+    another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
+    went away, and the restore is finished when it is back. Any other error says that the files are as they were.
     """
     DiffSnapshots: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.DiffSnapshotsRequest, _common_pb2.FileChange]
-    """The changes from one snapshot to another, or to the files as they are. NOT_FOUND, VALIDATION_ERROR (of two
-    workspaces).
+    """The changes from one snapshot to another, or to the files as they are. NOT_FOUND: no such snapshot, or a path that
+    neither side has. VALIDATION_ERROR: they are of two workspaces. To the files as they are, also as CreateSnapshot.
     """
     ListTree: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.ListTreeRequest, _snapshot_pb2.TreeEntry]
-    """The entries of one directory, or of all below it. NOT_FOUND: no such snapshot or path."""
+    """The entries of one directory, or of all below it; of anything else, itself. NOT_FOUND: no such snapshot or path."""
     ReadFile: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.ReadFileRequest, _snapshot_pb2.ReadFileResponse]
     """NOT_FOUND: no such snapshot or path. VALIDATION_ERROR: not a file."""
 
@@ -62,36 +66,40 @@ class SnapshotServiceStub:
 class SnapshotServiceAsyncStub(SnapshotServiceStub):
     """What a workspace's files were.
 
-    Every call may answer UNAVAILABLE, IO and NO_SPACE as in WorkspaceService, and CORRUPT when a stored object does not
-    match its hash.
+    What every call may answer: see WorkspaceService. Paths are relative to the root; VALIDATION_ERROR: one is absolute
+    or leaves the root, or a snapshot that is read or restored is not SEALED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.CreateSnapshotRequest, _snapshot_pb2.Snapshot]  # type: ignore[assignment]
-    """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only or waits for a recovery."""
+    """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
+    characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
+    """
     GetSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.GetSnapshotRequest, _snapshot_pb2.Snapshot]  # type: ignore[assignment]
     """NOT_FOUND: no such snapshot."""
     ListSnapshots: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ListSnapshotsRequest, _snapshot_pb2.ListSnapshotsResponse]  # type: ignore[assignment]
     """The newest first. NOT_FOUND: no such workspace."""
     RestoreSnapshot: _aio.UnaryStreamMultiCallable[_snapshot_pb2.RestoreSnapshotRequest, _snapshot_pb2.RestoreEvent]  # type: ignore[assignment]
     """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
-    workspace has. VALIDATION_ERROR: a path is absolute or leaves the root. BUSY: something is in the way ("busy_by").
-    DENIED: a directory or a file that another user owns, or one that the safety snapshot could not keep.
+    workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
+    is a directory on one side only. BUSY: something is in the way ("busy_by"). DENIED: a directory or a file that
+    another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
+    went away, and the restore is finished when it is back. Any other error says that the files are as they were.
     """
     DiffSnapshots: _aio.UnaryStreamMultiCallable[_snapshot_pb2.DiffSnapshotsRequest, _common_pb2.FileChange]  # type: ignore[assignment]
-    """The changes from one snapshot to another, or to the files as they are. NOT_FOUND, VALIDATION_ERROR (of two
-    workspaces).
+    """The changes from one snapshot to another, or to the files as they are. NOT_FOUND: no such snapshot, or a path that
+    neither side has. VALIDATION_ERROR: they are of two workspaces. To the files as they are, also as CreateSnapshot.
     """
     ListTree: _aio.UnaryStreamMultiCallable[_snapshot_pb2.ListTreeRequest, _snapshot_pb2.TreeEntry]  # type: ignore[assignment]
-    """The entries of one directory, or of all below it. NOT_FOUND: no such snapshot or path."""
+    """The entries of one directory, or of all below it; of anything else, itself. NOT_FOUND: no such snapshot or path."""
     ReadFile: _aio.UnaryStreamMultiCallable[_snapshot_pb2.ReadFileRequest, _snapshot_pb2.ReadFileResponse]  # type: ignore[assignment]
     """NOT_FOUND: no such snapshot or path. VALIDATION_ERROR: not a file."""
 
 class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
     """What a workspace's files were.
 
-    Every call may answer UNAVAILABLE, IO and NO_SPACE as in WorkspaceService, and CORRUPT when a stored object does not
-    match its hash.
+    What every call may answer: see WorkspaceService. Paths are relative to the root; VALIDATION_ERROR: one is absolute
+    or leaves the root, or a snapshot that is read or restored is not SEALED.
     """
 
     @_abc_1.abstractmethod
@@ -100,7 +108,9 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.CreateSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.Snapshot, _abc.Awaitable[_snapshot_pb2.Snapshot]]:
-        """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only or waits for a recovery."""
+        """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
+        characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
+        """
 
     @_abc_1.abstractmethod
     def GetSnapshot(
@@ -125,8 +135,10 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_snapshot_pb2.RestoreEvent], _abc.AsyncIterator[_snapshot_pb2.RestoreEvent]]:
         """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
-        workspace has. VALIDATION_ERROR: a path is absolute or leaves the root. BUSY: something is in the way ("busy_by").
-        DENIED: a directory or a file that another user owns, or one that the safety snapshot could not keep.
+        workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
+        is a directory on one side only. BUSY: something is in the way ("busy_by"). DENIED: a directory or a file that
+        another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
+        went away, and the restore is finished when it is back. Any other error says that the files are as they were.
         """
 
     @_abc_1.abstractmethod
@@ -135,8 +147,8 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.DiffSnapshotsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_common_pb2.FileChange], _abc.AsyncIterator[_common_pb2.FileChange]]:
-        """The changes from one snapshot to another, or to the files as they are. NOT_FOUND, VALIDATION_ERROR (of two
-        workspaces).
+        """The changes from one snapshot to another, or to the files as they are. NOT_FOUND: no such snapshot, or a path that
+        neither side has. VALIDATION_ERROR: they are of two workspaces. To the files as they are, also as CreateSnapshot.
         """
 
     @_abc_1.abstractmethod
@@ -145,7 +157,7 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.ListTreeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_snapshot_pb2.TreeEntry], _abc.AsyncIterator[_snapshot_pb2.TreeEntry]]:
-        """The entries of one directory, or of all below it. NOT_FOUND: no such snapshot or path."""
+        """The entries of one directory, or of all below it; of anything else, itself. NOT_FOUND: no such snapshot or path."""
 
     @_abc_1.abstractmethod
     def ReadFile(

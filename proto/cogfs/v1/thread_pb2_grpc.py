@@ -28,7 +28,7 @@ if _version_not_supported:
 class ThreadServiceStub:
     """Conversations, as trees of entries with one active branch.
 
-    Every call may answer UNAVAILABLE, IO, NO_SPACE and CORRUPT as in SnapshotService.
+    What every call may answer: see WorkspaceService.
     """
 
     def __init__(self, channel):
@@ -82,11 +82,11 @@ class ThreadServiceStub:
 class ThreadServiceServicer:
     """Conversations, as trees of entries with one active branch.
 
-    Every call may answer UNAVAILABLE, IO, NO_SPACE and CORRUPT as in SnapshotService.
+    What every call may answer: see WorkspaceService.
     """
 
     def CreateThread(self, request, context):
-        """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace. VALIDATION_ERROR: a malformed id.
+        """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,10 +107,11 @@ class ThreadServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AppendEntry(self, request, context):
-        """Adds an entry after the active leaf. A user message takes a checkpoint of the thread's workspace first and names it;
-        a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
-        require_checkpoint. NOT_FOUND: no such thread. ALREADY_EXISTS: the entry's id is taken. VALIDATION_ERROR: no kind,
-        a malformed id, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
+        """Adds an entry after the active leaf. A user message takes a checkpoint of the thread's workspace first and names
+        it; a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
+        require_checkpoint: then the call fails for its reason, as CreateSnapshot does. NOT_FOUND: no such thread.
+        ALREADY_EXISTS: the entry's id is taken. THREAD_BUSY: a rewind of the thread was interrupted and is not finished.
+        VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,15 +133,18 @@ class ThreadServiceServicer:
 
     def Rewind(self, request, context):
         """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
-        VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace.
-        WORKSPACE_BUSY, THREAD_BUSY: something is in the way ("busy_by"). DENIED: as RestoreSnapshot.
+        VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace, the thread
+        did not run in the workspace, or neither conversation nor files are to be taken back. THREAD_BUSY: as AppendEntry.
+        WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Undo(self, request, context):
-        """Takes back the last restore or rewind of a workspace. VALIDATION_ERROR: there is none. Else as Rewind.
+        """Takes back the last restore of a workspace, and the rewind that it was part of when nothing was added to the thread
+        since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"),
+        or another restore came in between. Else as RestoreSnapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,7 +204,7 @@ def add_ThreadServiceServicer_to_server(servicer, server):
 class ThreadService:
     """Conversations, as trees of entries with one active branch.
 
-    Every call may answer UNAVAILABLE, IO, NO_SPACE and CORRUPT as in SnapshotService.
+    What every call may answer: see WorkspaceService.
     """
 
     @staticmethod

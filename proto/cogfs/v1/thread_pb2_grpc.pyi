@@ -29,7 +29,7 @@ GRPC_VERSION: str
 class ThreadServiceStub:
     """Conversations, as trees of entries with one active branch.
 
-    Every call may answer UNAVAILABLE, IO, NO_SPACE and CORRUPT as in SnapshotService.
+    What every call may answer: see WorkspaceService.
     """
 
     @_typing.overload
@@ -37,16 +37,17 @@ class ThreadServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ThreadServiceAsyncStub: ...
     CreateThread: _grpc.UnaryUnaryMultiCallable[_thread_pb2.CreateThreadRequest, _thread_pb2.Thread]
-    """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace. VALIDATION_ERROR: a malformed id."""
+    """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace."""
     GetThread: _grpc.UnaryUnaryMultiCallable[_thread_pb2.GetThreadRequest, _thread_pb2.Thread]
     """NOT_FOUND: no such thread."""
     ListThreads: _grpc.UnaryUnaryMultiCallable[_thread_pb2.ListThreadsRequest, _thread_pb2.ListThreadsResponse]
     """The most recently used first."""
     AppendEntry: _grpc.UnaryUnaryMultiCallable[_thread_pb2.AppendEntryRequest, _thread_pb2.AppendEntryResponse]
-    """Adds an entry after the active leaf. A user message takes a checkpoint of the thread's workspace first and names it;
-    a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
-    require_checkpoint. NOT_FOUND: no such thread. ALREADY_EXISTS: the entry's id is taken. VALIDATION_ERROR: no kind,
-    a malformed id, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
+    """Adds an entry after the active leaf. A user message takes a checkpoint of the thread's workspace first and names
+    it; a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
+    require_checkpoint: then the call fails for its reason, as CreateSnapshot does. NOT_FOUND: no such thread.
+    ALREADY_EXISTS: the entry's id is taken. THREAD_BUSY: a rewind of the thread was interrupted and is not finished.
+    VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
     """
     GetEntry: _grpc.UnaryUnaryMultiCallable[_thread_pb2.GetEntryRequest, _thread_pb2.Entry]
     """NOT_FOUND: no such thread or entry."""
@@ -54,31 +55,36 @@ class ThreadServiceStub:
     """The active branch, or all entries; the oldest first. NOT_FOUND: no such thread."""
     Rewind: _grpc.UnaryUnaryMultiCallable[_thread_pb2.RewindRequest, _thread_pb2.RewindReport]
     """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
-    VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace.
-    WORKSPACE_BUSY, THREAD_BUSY: something is in the way ("busy_by"). DENIED: as RestoreSnapshot.
+    VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace, the thread
+    did not run in the workspace, or neither conversation nor files are to be taken back. THREAD_BUSY: as AppendEntry.
+    WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot.
     """
     Undo: _grpc.UnaryUnaryMultiCallable[_thread_pb2.UndoRequest, _thread_pb2.UndoReport]
-    """Takes back the last restore or rewind of a workspace. VALIDATION_ERROR: there is none. Else as Rewind."""
+    """Takes back the last restore of a workspace, and the rewind that it was part of when nothing was added to the thread
+    since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"),
+    or another restore came in between. Else as RestoreSnapshot.
+    """
 
 @_typing.type_check_only
 class ThreadServiceAsyncStub(ThreadServiceStub):
     """Conversations, as trees of entries with one active branch.
 
-    Every call may answer UNAVAILABLE, IO, NO_SPACE and CORRUPT as in SnapshotService.
+    What every call may answer: see WorkspaceService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateThread: _aio.UnaryUnaryMultiCallable[_thread_pb2.CreateThreadRequest, _thread_pb2.Thread]  # type: ignore[assignment]
-    """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace. VALIDATION_ERROR: a malformed id."""
+    """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace."""
     GetThread: _aio.UnaryUnaryMultiCallable[_thread_pb2.GetThreadRequest, _thread_pb2.Thread]  # type: ignore[assignment]
     """NOT_FOUND: no such thread."""
     ListThreads: _aio.UnaryUnaryMultiCallable[_thread_pb2.ListThreadsRequest, _thread_pb2.ListThreadsResponse]  # type: ignore[assignment]
     """The most recently used first."""
     AppendEntry: _aio.UnaryUnaryMultiCallable[_thread_pb2.AppendEntryRequest, _thread_pb2.AppendEntryResponse]  # type: ignore[assignment]
-    """Adds an entry after the active leaf. A user message takes a checkpoint of the thread's workspace first and names it;
-    a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
-    require_checkpoint. NOT_FOUND: no such thread. ALREADY_EXISTS: the entry's id is taken. VALIDATION_ERROR: no kind,
-    a malformed id, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
+    """Adds an entry after the active leaf. A user message takes a checkpoint of the thread's workspace first and names
+    it; a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
+    require_checkpoint: then the call fails for its reason, as CreateSnapshot does. NOT_FOUND: no such thread.
+    ALREADY_EXISTS: the entry's id is taken. THREAD_BUSY: a rewind of the thread was interrupted and is not finished.
+    VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
     """
     GetEntry: _aio.UnaryUnaryMultiCallable[_thread_pb2.GetEntryRequest, _thread_pb2.Entry]  # type: ignore[assignment]
     """NOT_FOUND: no such thread or entry."""
@@ -86,16 +92,20 @@ class ThreadServiceAsyncStub(ThreadServiceStub):
     """The active branch, or all entries; the oldest first. NOT_FOUND: no such thread."""
     Rewind: _aio.UnaryUnaryMultiCallable[_thread_pb2.RewindRequest, _thread_pb2.RewindReport]  # type: ignore[assignment]
     """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
-    VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace.
-    WORKSPACE_BUSY, THREAD_BUSY: something is in the way ("busy_by"). DENIED: as RestoreSnapshot.
+    VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace, the thread
+    did not run in the workspace, or neither conversation nor files are to be taken back. THREAD_BUSY: as AppendEntry.
+    WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot.
     """
     Undo: _aio.UnaryUnaryMultiCallable[_thread_pb2.UndoRequest, _thread_pb2.UndoReport]  # type: ignore[assignment]
-    """Takes back the last restore or rewind of a workspace. VALIDATION_ERROR: there is none. Else as Rewind."""
+    """Takes back the last restore of a workspace, and the rewind that it was part of when nothing was added to the thread
+    since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"),
+    or another restore came in between. Else as RestoreSnapshot.
+    """
 
 class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
     """Conversations, as trees of entries with one active branch.
 
-    Every call may answer UNAVAILABLE, IO, NO_SPACE and CORRUPT as in SnapshotService.
+    What every call may answer: see WorkspaceService.
     """
 
     @_abc_1.abstractmethod
@@ -104,7 +114,7 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _thread_pb2.CreateThreadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_thread_pb2.Thread, _abc.Awaitable[_thread_pb2.Thread]]:
-        """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace. VALIDATION_ERROR: a malformed id."""
+        """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace."""
 
     @_abc_1.abstractmethod
     def GetThread(
@@ -128,10 +138,11 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _thread_pb2.AppendEntryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_thread_pb2.AppendEntryResponse, _abc.Awaitable[_thread_pb2.AppendEntryResponse]]:
-        """Adds an entry after the active leaf. A user message takes a checkpoint of the thread's workspace first and names it;
-        a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
-        require_checkpoint. NOT_FOUND: no such thread. ALREADY_EXISTS: the entry's id is taken. VALIDATION_ERROR: no kind,
-        a malformed id, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
+        """Adds an entry after the active leaf. A user message takes a checkpoint of the thread's workspace first and names
+        it; a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
+        require_checkpoint: then the call fails for its reason, as CreateSnapshot does. NOT_FOUND: no such thread.
+        ALREADY_EXISTS: the entry's id is taken. THREAD_BUSY: a rewind of the thread was interrupted and is not finished.
+        VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
         """
 
     @_abc_1.abstractmethod
@@ -157,8 +168,9 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_thread_pb2.RewindReport, _abc.Awaitable[_thread_pb2.RewindReport]]:
         """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
-        VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace.
-        WORKSPACE_BUSY, THREAD_BUSY: something is in the way ("busy_by"). DENIED: as RestoreSnapshot.
+        VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace, the thread
+        did not run in the workspace, or neither conversation nor files are to be taken back. THREAD_BUSY: as AppendEntry.
+        WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot.
         """
 
     @_abc_1.abstractmethod
@@ -167,6 +179,9 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _thread_pb2.UndoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_thread_pb2.UndoReport, _abc.Awaitable[_thread_pb2.UndoReport]]:
-        """Takes back the last restore or rewind of a workspace. VALIDATION_ERROR: there is none. Else as Rewind."""
+        """Takes back the last restore of a workspace, and the rewind that it was part of when nothing was added to the thread
+        since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"),
+        or another restore came in between. Else as RestoreSnapshot.
+        """
 
 def add_ThreadServiceServicer_to_server(servicer: ThreadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -76,7 +76,7 @@ class Workspace(_message.Message):
         ACTIVE: Workspace._State.ValueType  # 2
         """Served by a worker."""
         DEAD: Workspace._State.ValueType  # 3
-        """The worker died; `Mount` brings it back."""
+        """It should be mounted and no worker serves it; `Mount` brings it back."""
         READ_ONLY: Workspace._State.ValueType  # 4
         """A restore could neither be finished nor taken back; `reason` says why."""
         RECOVERING: Workspace._State.ValueType  # 5
@@ -89,7 +89,7 @@ class Workspace(_message.Message):
     ACTIVE: Workspace.State.ValueType  # 2
     """Served by a worker."""
     DEAD: Workspace.State.ValueType  # 3
-    """The worker died; `Mount` brings it back."""
+    """It should be mounted and no worker serves it; `Mount` brings it back."""
     READ_ONLY: Workspace.State.ValueType  # 4
     """A restore could neither be finished nor taken back; `reason` says why."""
     RECOVERING: Workspace.State.ValueType  # 5
@@ -115,8 +115,9 @@ class Workspace(_message.Message):
     mode: Global___Workspace.Mode.ValueType
     state: Global___Workspace.State.ValueType
     reason: _builtins.str
-    """Why it is READ_ONLY or DEAD."""
+    """Why it is READ_ONLY, DEAD or RECOVERING."""
     mountpoint: _builtins.bytes
+    """Where it is mounted, or was last."""
     worker_pid: _builtins.int
     """Zero when no worker runs."""
     last_snapshot_id: _builtins.str
@@ -268,7 +269,7 @@ class MountRequest(_message.Message):
     force_root: _builtins.bool
     @_builtins.property
     def options(self) -> Global___WorkspaceOptions:
-        """Replace the workspace's options when set."""
+        """Replace the workspace's options, all of them, when set."""
 
     def __init__(
         self,
@@ -295,6 +296,7 @@ class UnmountRequest(_message.Message):
     ROOT_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     workspace_id: _builtins.str
+    """Exactly one of these two."""
     root: _builtins.bytes
     force: _builtins.bool
     """Detach although it is used: processes keep what they have open."""

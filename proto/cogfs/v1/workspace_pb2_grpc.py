@@ -28,7 +28,10 @@ if _version_not_supported:
 class WorkspaceServiceStub:
     """Directories whose history is kept.
 
-    Every call may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails and NO_SPACE when it is full.
+    Every call of every service may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails, NO_SPACE when
+    it is full, CORRUPT when something stored is not what was stored, and VALIDATION_ERROR for a request that is wrong by
+    its form: an id that is missing or malformed, a page size out of bounds, a page token that cannot be read, an enum
+    value that there is not.
     """
 
     def __init__(self, channel):
@@ -77,13 +80,16 @@ class WorkspaceServiceStub:
 class WorkspaceServiceServicer:
     """Directories whose history is kept.
 
-    Every call may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails and NO_SPACE when it is full.
+    Every call of every service may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails, NO_SPACE when
+    it is full, CORRUPT when something stored is not what was stored, and VALIDATION_ERROR for a request that is wrong by
+    its form: an id that is missing or malformed, a page size out of bounds, a page token that cannot be read, an enum
+    value that there is not.
     """
 
     def CreateWorkspace(self, request, context):
         """Registers a directory. VALIDATION_ERROR: the root is relative, missing, not a directory, the root of the
         filesystem or a home directory (without force_root), inside or around another workspace, holds the store, or is in
-        a mount of cogfs. ALREADY_EXISTS: it is registered. DENIED: it cannot be read.
+        a mount of cogfs; or an option makes no sense. ALREADY_EXISTS: it is registered. DENIED: it cannot be read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,42 +97,46 @@ class WorkspaceServiceServicer:
 
     def Mount(self, request, context):
         """Mounts a workspace, by id or by root (which registers it first when it is new). Clears a dead mount that it finds,
-        and finishes an interrupted restore first. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE cannot be used here.
-        Else as CreateWorkspace.
+        and finishes an interrupted restore first. NOT_FOUND: no such id. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE
+        cannot be used here, or the directory is not the one in which a restore was interrupted. VALIDATION_ERROR: the
+        mountpoint cannot be used. Else as CreateWorkspace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unmount(self, request, context):
-        """Takes the mount away. BUSY: a process uses it (error metadata "busy_by" names who).
+        """Takes the mount away. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted. BUSY: a process uses it
+        (error metadata "busy_by" names who).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetWorkspace(self, request, context):
-        """NOT_FOUND: no such workspace.
+        """NOT_FOUND: no such workspace. VALIDATION_ERROR: a relative path.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkspaces(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """All of them, in the order in which they were registered.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteWorkspace(self, request, context):
-        """Forgets a workspace that is not mounted, with its snapshots; its files stay. BUSY: it is mounted, or a thread names it.
+        """Forgets a workspace that is not mounted, with its snapshots; its files stay. NOT_FOUND: no such workspace. BUSY: it
+        is mounted, or a thread names it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListHandles(self, request, context):
-        """The open files of a mounted workspace. VALIDATION_ERROR: it is not mounted.
+        """The open files of a mounted workspace. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,7 +191,10 @@ def add_WorkspaceServiceServicer_to_server(servicer, server):
 class WorkspaceService:
     """Directories whose history is kept.
 
-    Every call may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails and NO_SPACE when it is full.
+    Every call of every service may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails, NO_SPACE when
+    it is full, CORRUPT when something stored is not what was stored, and VALIDATION_ERROR for a request that is wrong by
+    its form: an id that is missing or malformed, a page size out of bounds, a page token that cannot be read, an enum
+    value that there is not.
     """
 
     @staticmethod

@@ -29,7 +29,10 @@ GRPC_VERSION: str
 class WorkspaceServiceStub:
     """Directories whose history is kept.
 
-    Every call may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails and NO_SPACE when it is full.
+    Every call of every service may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails, NO_SPACE when
+    it is full, CORRUPT when something stored is not what was stored, and VALIDATION_ERROR for a request that is wrong by
+    its form: an id that is missing or malformed, a page size out of bounds, a page token that cannot be read, an enum
+    value that there is not.
     """
 
     @_typing.overload
@@ -39,55 +42,73 @@ class WorkspaceServiceStub:
     CreateWorkspace: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.CreateWorkspaceRequest, _workspace_pb2.Workspace]
     """Registers a directory. VALIDATION_ERROR: the root is relative, missing, not a directory, the root of the
     filesystem or a home directory (without force_root), inside or around another workspace, holds the store, or is in
-    a mount of cogfs. ALREADY_EXISTS: it is registered. DENIED: it cannot be read.
+    a mount of cogfs; or an option makes no sense. ALREADY_EXISTS: it is registered. DENIED: it cannot be read.
     """
     Mount: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.MountRequest, _workspace_pb2.Workspace]
     """Mounts a workspace, by id or by root (which registers it first when it is new). Clears a dead mount that it finds,
-    and finishes an interrupted restore first. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE cannot be used here.
-    Else as CreateWorkspace.
+    and finishes an interrupted restore first. NOT_FOUND: no such id. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE
+    cannot be used here, or the directory is not the one in which a restore was interrupted. VALIDATION_ERROR: the
+    mountpoint cannot be used. Else as CreateWorkspace.
     """
     Unmount: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.UnmountRequest, _workspace_pb2.Workspace]
-    """Takes the mount away. BUSY: a process uses it (error metadata "busy_by" names who)."""
+    """Takes the mount away. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted. BUSY: a process uses it
+    (error metadata "busy_by" names who).
+    """
     GetWorkspace: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.GetWorkspaceRequest, _workspace_pb2.Workspace]
-    """NOT_FOUND: no such workspace."""
+    """NOT_FOUND: no such workspace. VALIDATION_ERROR: a relative path."""
     ListWorkspaces: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.ListWorkspacesRequest, _workspace_pb2.ListWorkspacesResponse]
+    """All of them, in the order in which they were registered."""
     DeleteWorkspace: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.DeleteWorkspaceRequest, _workspace_pb2.DeleteWorkspaceResponse]
-    """Forgets a workspace that is not mounted, with its snapshots; its files stay. BUSY: it is mounted, or a thread names it."""
+    """Forgets a workspace that is not mounted, with its snapshots; its files stay. NOT_FOUND: no such workspace. BUSY: it
+    is mounted, or a thread names it.
+    """
     ListHandles: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.ListHandlesRequest, _workspace_pb2.ListHandlesResponse]
-    """The open files of a mounted workspace. VALIDATION_ERROR: it is not mounted."""
+    """The open files of a mounted workspace. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted."""
 
 @_typing.type_check_only
 class WorkspaceServiceAsyncStub(WorkspaceServiceStub):
     """Directories whose history is kept.
 
-    Every call may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails and NO_SPACE when it is full.
+    Every call of every service may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails, NO_SPACE when
+    it is full, CORRUPT when something stored is not what was stored, and VALIDATION_ERROR for a request that is wrong by
+    its form: an id that is missing or malformed, a page size out of bounds, a page token that cannot be read, an enum
+    value that there is not.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateWorkspace: _aio.UnaryUnaryMultiCallable[_workspace_pb2.CreateWorkspaceRequest, _workspace_pb2.Workspace]  # type: ignore[assignment]
     """Registers a directory. VALIDATION_ERROR: the root is relative, missing, not a directory, the root of the
     filesystem or a home directory (without force_root), inside or around another workspace, holds the store, or is in
-    a mount of cogfs. ALREADY_EXISTS: it is registered. DENIED: it cannot be read.
+    a mount of cogfs; or an option makes no sense. ALREADY_EXISTS: it is registered. DENIED: it cannot be read.
     """
     Mount: _aio.UnaryUnaryMultiCallable[_workspace_pb2.MountRequest, _workspace_pb2.Workspace]  # type: ignore[assignment]
     """Mounts a workspace, by id or by root (which registers it first when it is new). Clears a dead mount that it finds,
-    and finishes an interrupted restore first. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE cannot be used here.
-    Else as CreateWorkspace.
+    and finishes an interrupted restore first. NOT_FOUND: no such id. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE
+    cannot be used here, or the directory is not the one in which a restore was interrupted. VALIDATION_ERROR: the
+    mountpoint cannot be used. Else as CreateWorkspace.
     """
     Unmount: _aio.UnaryUnaryMultiCallable[_workspace_pb2.UnmountRequest, _workspace_pb2.Workspace]  # type: ignore[assignment]
-    """Takes the mount away. BUSY: a process uses it (error metadata "busy_by" names who)."""
+    """Takes the mount away. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted. BUSY: a process uses it
+    (error metadata "busy_by" names who).
+    """
     GetWorkspace: _aio.UnaryUnaryMultiCallable[_workspace_pb2.GetWorkspaceRequest, _workspace_pb2.Workspace]  # type: ignore[assignment]
-    """NOT_FOUND: no such workspace."""
+    """NOT_FOUND: no such workspace. VALIDATION_ERROR: a relative path."""
     ListWorkspaces: _aio.UnaryUnaryMultiCallable[_workspace_pb2.ListWorkspacesRequest, _workspace_pb2.ListWorkspacesResponse]  # type: ignore[assignment]
+    """All of them, in the order in which they were registered."""
     DeleteWorkspace: _aio.UnaryUnaryMultiCallable[_workspace_pb2.DeleteWorkspaceRequest, _workspace_pb2.DeleteWorkspaceResponse]  # type: ignore[assignment]
-    """Forgets a workspace that is not mounted, with its snapshots; its files stay. BUSY: it is mounted, or a thread names it."""
+    """Forgets a workspace that is not mounted, with its snapshots; its files stay. NOT_FOUND: no such workspace. BUSY: it
+    is mounted, or a thread names it.
+    """
     ListHandles: _aio.UnaryUnaryMultiCallable[_workspace_pb2.ListHandlesRequest, _workspace_pb2.ListHandlesResponse]  # type: ignore[assignment]
-    """The open files of a mounted workspace. VALIDATION_ERROR: it is not mounted."""
+    """The open files of a mounted workspace. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted."""
 
 class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Directories whose history is kept.
 
-    Every call may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails and NO_SPACE when it is full.
+    Every call of every service may answer UNAVAILABLE when the daemon is stopping, IO when a disk fails, NO_SPACE when
+    it is full, CORRUPT when something stored is not what was stored, and VALIDATION_ERROR for a request that is wrong by
+    its form: an id that is missing or malformed, a page size out of bounds, a page token that cannot be read, an enum
+    value that there is not.
     """
 
     @_abc_1.abstractmethod
@@ -98,7 +119,7 @@ class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_workspace_pb2.Workspace, _abc.Awaitable[_workspace_pb2.Workspace]]:
         """Registers a directory. VALIDATION_ERROR: the root is relative, missing, not a directory, the root of the
         filesystem or a home directory (without force_root), inside or around another workspace, holds the store, or is in
-        a mount of cogfs. ALREADY_EXISTS: it is registered. DENIED: it cannot be read.
+        a mount of cogfs; or an option makes no sense. ALREADY_EXISTS: it is registered. DENIED: it cannot be read.
         """
 
     @_abc_1.abstractmethod
@@ -108,8 +129,9 @@ class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_workspace_pb2.Workspace, _abc.Awaitable[_workspace_pb2.Workspace]]:
         """Mounts a workspace, by id or by root (which registers it first when it is new). Clears a dead mount that it finds,
-        and finishes an interrupted restore first. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE cannot be used here.
-        Else as CreateWorkspace.
+        and finishes an interrupted restore first. NOT_FOUND: no such id. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE
+        cannot be used here, or the directory is not the one in which a restore was interrupted. VALIDATION_ERROR: the
+        mountpoint cannot be used. Else as CreateWorkspace.
         """
 
     @_abc_1.abstractmethod
@@ -118,7 +140,9 @@ class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workspace_pb2.UnmountRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workspace_pb2.Workspace, _abc.Awaitable[_workspace_pb2.Workspace]]:
-        """Takes the mount away. BUSY: a process uses it (error metadata "busy_by" names who)."""
+        """Takes the mount away. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted. BUSY: a process uses it
+        (error metadata "busy_by" names who).
+        """
 
     @_abc_1.abstractmethod
     def GetWorkspace(
@@ -126,14 +150,15 @@ class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workspace_pb2.GetWorkspaceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workspace_pb2.Workspace, _abc.Awaitable[_workspace_pb2.Workspace]]:
-        """NOT_FOUND: no such workspace."""
+        """NOT_FOUND: no such workspace. VALIDATION_ERROR: a relative path."""
 
     @_abc_1.abstractmethod
     def ListWorkspaces(
         self,
         request: _workspace_pb2.ListWorkspacesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_workspace_pb2.ListWorkspacesResponse, _abc.Awaitable[_workspace_pb2.ListWorkspacesResponse]]: ...
+    ) -> _typing.Union[_workspace_pb2.ListWorkspacesResponse, _abc.Awaitable[_workspace_pb2.ListWorkspacesResponse]]:
+        """All of them, in the order in which they were registered."""
 
     @_abc_1.abstractmethod
     def DeleteWorkspace(
@@ -141,7 +166,9 @@ class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workspace_pb2.DeleteWorkspaceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workspace_pb2.DeleteWorkspaceResponse, _abc.Awaitable[_workspace_pb2.DeleteWorkspaceResponse]]:
-        """Forgets a workspace that is not mounted, with its snapshots; its files stay. BUSY: it is mounted, or a thread names it."""
+        """Forgets a workspace that is not mounted, with its snapshots; its files stay. NOT_FOUND: no such workspace. BUSY: it
+        is mounted, or a thread names it.
+        """
 
     @_abc_1.abstractmethod
     def ListHandles(
@@ -149,6 +176,6 @@ class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workspace_pb2.ListHandlesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workspace_pb2.ListHandlesResponse, _abc.Awaitable[_workspace_pb2.ListHandlesResponse]]:
-        """The open files of a mounted workspace. VALIDATION_ERROR: it is not mounted."""
+        """The open files of a mounted workspace. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted."""
 
 def add_WorkspaceServiceServicer_to_server(servicer: WorkspaceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -290,7 +290,7 @@ class Database:
             try:
                 self._environment.set_mapsize(size)
             except lmdb.Error as error:
-                raise NoSpace(f"The index cannot grow to {size} bytes: {error}.") from error
+                raise NoSpace(f"the index cannot grow to {size} bytes: {error}") from error
             self._map_size = size
 
     def size(self) -> int:
@@ -316,11 +316,11 @@ class Database:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreError("The store is closed.")
+            raise StoreError("the store is closed")
 
 
 def check_number(value: bytes | None, size: int, what: str) -> int:
     """The big-endian number of ``size`` bytes that a row holds. Corrupt when the row has another form."""
     if value is None or len(value) != size:
-        raise Corrupt(f"The index has no valid {what}.")
+        raise Corrupt(f"the index has no valid {what}")
     return int.from_bytes(value)

@@ -1,4 +1,5 @@
-"""What the store raises. The text of each error is one sentence that can be shown to a user."""
+"""What the store raises. The text of each error can be shown to a user: one sentence without its capital and full stop,
+since it may follow other words."""
 
 from __future__ import annotations
 
@@ -61,21 +62,21 @@ def of_system(error: OSError, doing: str) -> StoreError:
     """The store's error for ``error``, met while ``doing`` (a phrase such as "writing a pack")."""
     reason = error.strerror or str(error)
     if error.errno in _FULL:
-        return NoSpace(f"No space is left for the store while {doing}: {reason}.")
-    return StoreIO(f"The store failed while {doing}: {reason}.")
+        return NoSpace(f"no space is left for the store while {doing}: {reason}")
+    return StoreIO(f"the store failed while {doing}: {reason}")
 
 
 def of_index(error: lmdb.Error, doing: str) -> StoreError:
     """The store's error for an error of LMDB."""
     if isinstance(error, lmdb.MapFullError):
-        return NoSpace(f"No space is left in the index while {doing}, and it cannot grow.")
+        return NoSpace(f"no space is left in the index while {doing}, and it cannot grow")
     code = getattr(error, "code", 0)
     text = str(error)
     if isinstance(error, lmdb.DiskError) or code in _FULL or os.strerror(errno.EDQUOT) in text:
-        return NoSpace(f"No space is left for the index while {doing}: {text}.")
+        return NoSpace(f"no space is left for the index while {doing}: {text}")
     if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError):
-        return Corrupt(f"The index is damaged, seen while {doing}: {text}.")
-    return StoreIO(f"The index failed while {doing}: {text}.")
+        return Corrupt(f"the index is damaged, seen while {doing}: {text}")
+    return StoreIO(f"the index failed while {doing}: {text}")
 
 
 @contextmanager

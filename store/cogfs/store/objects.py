@@ -118,15 +118,15 @@ class Objects:
         try:
             return Location.decode(row)
         except ValueError as error:
-            raise Corrupt(f"The index has no valid row of object {name.hex()}: {error}.", name) from error
+            raise Corrupt(f"the index has no valid row of object {name.hex()}: {error}", name) from error
 
     def locate(self, name: Hash, kind: ObjectKind | None = None) -> Location:
         """Where the object is. NotFound when there is none, Corrupt when it is not of ``kind``."""
         location = self.find(name)
         if location is None:
-            raise NotFound(f"The store has no object {name.hex()}.")
+            raise NotFound(f"the store has no object {name.hex()}")
         if kind is not None and location.kind != kind:
-            raise Corrupt(f"Object {name.hex()} is a {location.kind.name}, not a {kind.name}.", name)
+            raise Corrupt(f"object {name.hex()} is a {location.kind.name}, not a {kind.name}", name)
         return location
 
     def read(self, name: Hash, kind: ObjectKind) -> bytes:
@@ -138,11 +138,11 @@ class Objects:
             payload = self._packs.read(location.pack, location.offset + RECORD_HEADER_SIZE, location.stored)
             data = codec.decode(location.codec, payload, location.raw)
         except ValueError as error:
-            raise Corrupt(f"Object {name.hex()} is damaged: it cannot be decoded ({error}).", name) from error
+            raise Corrupt(f"object {name.hex()} is damaged: it cannot be decoded ({error})", name) from error
         except Corrupt as error:
-            raise Corrupt(f"Object {name.hex()} is damaged: {error}", name) from error
+            raise Corrupt(f"object {name.hex()} is damaged: {error}", name) from error
         if hash_object(location.kind, data) != name:
-            raise Corrupt(f"Object {name.hex()} is damaged: its content does not match its hash.", name)
+            raise Corrupt(f"object {name.hex()} is damaged: its content does not match its hash", name)
         return data
 
     # --- commits; one thread at a time
@@ -201,7 +201,7 @@ class Objects:
                 data = self._load(name, location)
             except StoreError as error:
                 raise Corrupt(
-                    f"Object {name.hex()} could not be written to disk and is lost; start the daemon again.", name
+                    f"object {name.hex()} could not be written to disk and is lost; start the daemon again", name
                 ) from error
             used_codec, payload = codec.encode(data)
             header = record_header(location.kind, used_codec, name, len(data), payload)

@@ -208,11 +208,11 @@ class Packs:
             with self._open(number) as fd:
                 data = _read_exactly(fd, offset, length)
         except FileNotFoundError as error:
-            raise Corrupt(f"Pack {number:08x} of the store is missing.") from error
+            raise Corrupt(f"pack {number:08x} of the store is missing") from error
         except OSError as error:
             raise of_system(error, f"reading pack {number:08x}") from error
         if len(data) != length:
-            raise Corrupt(f"Pack {number:08x} of the store is cut off.")
+            raise Corrupt(f"pack {number:08x} of the store is cut off")
         return data
 
     def scan(self, number: int) -> Iterator[tuple[int, RecordHeader]]:
@@ -236,7 +236,7 @@ class Packs:
                     yield offset, header
                     offset = end
         except ValueError as error:
-            raise Corrupt(f"Pack {number:08x} of the store is damaged: {error}.") from error
+            raise Corrupt(f"pack {number:08x} of the store is damaged: {error}") from error
         except OSError as error:
             raise of_system(error, f"reading pack {number:08x}") from error
 
@@ -260,7 +260,7 @@ class Packs:
         """A descriptor of pack ``number``, which stays open until the block ends."""
         with self._files_lock:
             if self._closed:
-                raise StoreError("The store is closed.")
+                raise StoreError("the store is closed")
             file = self._files.get(number)
             if file is None:
                 fd = os.open(self._path(number), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -96,7 +96,7 @@ class Place:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(fd)
-            raise Locked(f"The store {self.path} is open in another process; stop that one first.") from error
+            raise Locked(f"the store {self.path} is open in another process; stop that one first") from error
         except BaseException:
             os.close(fd)
             raise
@@ -119,11 +119,11 @@ class Place:
             text = file.read(100).decode(errors="replace").strip()
         version = text.removeprefix(_FORMAT_WORDS)
         if not text.startswith(_FORMAT_WORDS) or not version.isdecimal():
-            raise UnsupportedFormat(f"{path} does not say which format the store has.")
+            raise UnsupportedFormat(f"{path} does not say which format the store has")
         if int(version) != FORMAT_VERSION:
             raise UnsupportedFormat(
-                f"The store {self.path} has format {version}, and this version of cogfs knows format"
-                f" {FORMAT_VERSION} only; use the version that wrote it, or a newer one."
+                f"the store {self.path} has format {version}, and this version of cogfs knows format"
+                f" {FORMAT_VERSION} only; use the version that wrote it, or a newer one"
             )
 
     def _write_format(self, path: Path) -> None:
@@ -148,11 +148,11 @@ def _make_directory(path: Path) -> None:
         pass
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
-        raise Unsafe(f"{path} is a symlink; the store must be at a place of its own.")
+        raise Unsafe(f"{path} is a symlink; the store must be at a place of its own")
     if not stat.S_ISDIR(status.st_mode):
-        raise Unsafe(f"{path} is not a directory; the store needs one of its own.")
+        raise Unsafe(f"{path} is not a directory; the store needs one of its own")
     if status.st_uid != os.geteuid():
-        raise Unsafe(f"{path} belongs to another user; the store must be the user's own.")
+        raise Unsafe(f"{path} belongs to another user; the store must be the user's own")
     if stat.S_IMODE(status.st_mode) != 0o700:
         # By a descriptor, so that no symlink is followed, of the sort that needs no permission: the umask may have
         # taken all.
@@ -188,4 +188,4 @@ def _check_filesystem(path: Path) -> None:
     except OSError as error:
         raise of_system(error, f"looking at the filesystem of {path}") from error
     if name is not None:
-        raise NetworkFilesystem(f"{path} is on {name}, which cannot hold the store; choose a place on a local disk.")
+        raise NetworkFilesystem(f"{path} is on {name}, which cannot hold the store; choose a place on a local disk")

@@ -71,7 +71,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[_Row], value: bytes, table: Table, 
     try:
         return decoder.decode(value)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise Corrupt(f"The index has no valid row {key!r} of {table.value}: {error}.") from error
+        raise Corrupt(f"the index has no valid row {key!r} of {table.value}: {error}") from error
 
 
 class Reader:
@@ -94,7 +94,7 @@ class Reader:
         """NotFound when there is none."""
         row = self._one(_workspace, Table.WORKSPACES, _id(workspace_id))
         if row is None:
-            raise NotFound(f"There is no workspace {workspace_id}.")
+            raise NotFound(f"there is no workspace {workspace_id}")
         return row
 
     def workspaces(self) -> list[WorkspaceRow]:
@@ -107,7 +107,7 @@ class Reader:
         """NotFound when there is none."""
         row = self._one(_snapshot, Table.SNAPSHOTS, _id(snapshot_id))
         if row is None:
-            raise NotFound(f"There is no snapshot {snapshot_id}.")
+            raise NotFound(f"there is no snapshot {snapshot_id}")
         return row
 
     def snapshots(self, workspace_id: str, *, before: str = "", limit: int | None = None) -> list[SnapshotRow]:
@@ -131,7 +131,7 @@ class Reader:
         """NotFound when there is none."""
         row = self._one(_thread, Table.THREADS, _id(thread_id))
         if row is None:
-            raise NotFound(f"There is no thread {thread_id}.")
+            raise NotFound(f"there is no thread {thread_id}")
         return row
 
     def threads(self) -> list[ThreadRow]:
@@ -144,7 +144,7 @@ class Reader:
         """NotFound when the thread has none of this id."""
         row = self._find_entry(thread_id, entry_id)
         if row is None:
-            raise NotFound(f"There is no entry {entry_id} in thread {thread_id}.")
+            raise NotFound(f"there is no entry {entry_id} in thread {thread_id}")
         return row
 
     def has_entry(self, thread_id: str, entry_id: str) -> bool:
@@ -172,7 +172,7 @@ class Reader:
         while next_id:
             row = self.entry(thread_id, next_id)
             if rows and row.sequence >= rows[-1].sequence:
-                raise Corrupt(f"Entry {row.id} of thread {thread_id} comes after one that follows it.")
+                raise Corrupt(f"entry {row.id} of thread {thread_id} comes after one that follows it")
             rows.append(row)
             next_id = row.parent_id
         rows.reverse()
@@ -188,7 +188,7 @@ class Reader:
     def _numbered(self, thread_id: str, sequence: int) -> EntryRow:
         row = self._one(_entry, Table.ENTRIES, _of(thread_id, sequence))
         if row is None:
-            raise Corrupt(f"The index has no entry number {sequence} of thread {thread_id}.")
+            raise Corrupt(f"the index has no entry number {sequence} of thread {thread_id}")
         return row
 
     # --- what is recorded of a workspace
@@ -271,7 +271,7 @@ class Writer(Reader):
         parent = _new_id(row.parent_id) if row.parent_id else b""
         number = row.sequence.to_bytes(_NUMBER)
         if self._change.get(Table.ENTRY_SEQUENCES, thread + key) is not None:
-            raise Exists(f"Thread {row.thread_id} has an entry {row.id} already.")
+            raise Exists(f"thread {row.thread_id} has an entry {row.id} already")
         if self._change.get(Table.ENTRIES, thread + number) is not None:
             raise ValueError(f"thread {row.thread_id} has an entry number {row.sequence} already")
         self._put(Table.ENTRIES, thread + number, row)

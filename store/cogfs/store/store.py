@@ -145,7 +145,7 @@ class Store:
             try:
                 tree = trees.decode_tree(data)
             except ValueError as error:
-                raise Corrupt(f"Object {name.hex()} is not a valid tree: {error}.", name) from error
+                raise Corrupt(f"object {name.hex()} is not a valid tree: {error}", name) from error
             self._trees.put(name, tree)
         return tree
 
@@ -170,20 +170,20 @@ class Store:
     def _file_kind(self, name: Hash) -> ObjectKind:
         kind = self._objects.locate(name).kind
         if kind == ObjectKind.TREE:
-            raise Corrupt(f"Object {name.hex()} is a TREE, not the content of a file.", name)
+            raise Corrupt(f"object {name.hex()} is a TREE, not the content of a file", name)
         return kind
 
     def _read_chunks(self, name: Hash) -> Chunks:
         try:
             return trees.decode_chunks(self._objects.read(name, ObjectKind.CHUNKS))
         except ValueError as error:
-            raise Corrupt(f"Object {name.hex()} is not a valid chunk list: {error}.", name) from error
+            raise Corrupt(f"object {name.hex()} is not a valid chunk list: {error}", name) from error
 
     def _read_pieces(self, name: Hash, chunks: Chunks) -> Iterator[bytes]:
         for piece, length in chunks.pieces:
             data = self.read_blob(piece)
             if len(data) != length:
-                raise Corrupt(f"Object {name.hex()} gives piece {piece.hex()} another length.", name)
+                raise Corrupt(f"object {name.hex()} gives piece {piece.hex()} another length", name)
             yield data
 
     # --- rows and durability
@@ -257,7 +257,7 @@ class Store:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreError("The store is closed.")
+            raise StoreError("the store is closed")
 
     def stats(self) -> StoreStats:
         """Its sizes as of now."""
@@ -270,10 +270,10 @@ class Store:
         if row is not None:
             version = check_number(row, _FORMAT_SIZE, "format")
             if version != FORMAT_VERSION:
-                raise UnsupportedFormat(f"The index of {self.path} has format {version}, not {FORMAT_VERSION}.")
+                raise UnsupportedFormat(f"the index of {self.path} has format {version}, not {FORMAT_VERSION}")
             return
         if self._packs.numbers():
-            raise Corrupt(f"The index of {self.path} is missing or empty, and there are packs; it must be rebuilt.")
+            raise Corrupt(f"the index of {self.path} is missing or empty, and there are packs; it must be rebuilt")
         step("index.create")
         with translated("making its index"):
             sync_directory(self._place.index)

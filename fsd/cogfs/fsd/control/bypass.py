@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from cogfs.fsd.control.errors import BusyBy
 from cogfs.fsd.control.mounts import is_within, of_workspace
-from cogfs.fsd.control.users import command_of, mount_id_at
+from cogfs.fsd.control.users import holder, mount_id_at
 
 _FLAGS = re.compile(rb"^flags:\s+([0-7]+)$", re.MULTILINE)
 _MOUNT_ID = re.compile(rb"^mnt_id:\s+(\d+)$", re.MULTILINE)
@@ -44,9 +44,9 @@ class Bypass:
                 continue
             mounts = self._mounts() if mounts is None else mounts
             if mount_id_at(link) not in mounts:
-                found.append(self._item("WORKING_DIRECTORY", pid, where, "READ"))
+                found.append(holder("WORKING_DIRECTORY", pid, where, self._root, "READ"))
         self._held = [(pid, fd, path) for pid, fd, path in self._held if _target(f"/proc/{pid}/fd/{fd}") == path]
-        found += [self._item("HANDLE", pid, path, "WRITE") for pid, _, path in self._held]
+        found += [holder("HANDLE", pid, path, self._root, "WRITE") for pid, _, path in self._held]
         return found
 
     def _processes(self) -> Iterator[int]:
@@ -76,17 +76,6 @@ class Bypass:
                 continue
             if int(flags.group(1), 8) & os.O_ACCMODE != os.O_RDONLY:
                 yield pid, fd, path
-
-    def _item(self, kind: str, pid: int, path: bytes, access: str) -> BusyBy:
-        inside = os.path.relpath(path, self._root)
-        return BusyBy(
-            kind=kind,
-            path="" if inside == b"." else os.fsdecode(inside),
-            pid=pid,
-            command=command_of(pid),
-            access=access,
-            since_ns=0,
-        )
 
 
 def _target(link: str) -> bytes | None:

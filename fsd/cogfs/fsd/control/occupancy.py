@@ -9,7 +9,7 @@ from cogfs.fsd.control.beneath import ancestors, beneath, split
 from cogfs.fsd.control.errors import BusyBy
 from cogfs.fsd.control.planner import Plan
 from cogfs.fsd.control.ports import Link
-from cogfs.fsd.control.users import as_busy, open_handles
+from cogfs.fsd.control.users import as_busy, holder, open_handles
 from cogfs.store.schema import Kind
 
 
@@ -87,22 +87,5 @@ def _working_directories(mountpoint: bytes, going: set[bytes]) -> list[BusyBy]:
         except OSError:
             continue
         if where in going:
-            found.append(
-                BusyBy(
-                    kind="WORKING_DIRECTORY",
-                    path=os.fsdecode(os.path.relpath(where, mountpoint)),
-                    pid=int(name),
-                    command=_command(name),
-                    access="READ",
-                    since_ns=0,
-                )
-            )
+            found.append(holder("WORKING_DIRECTORY", int(name), where, mountpoint, "READ"))
     return found
-
-
-def _command(pid: str) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().rstrip("\n")
-    except OSError:
-        return ""

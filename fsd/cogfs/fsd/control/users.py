@@ -66,12 +66,12 @@ def as_busy(handle: OpenHandle) -> BusyBy:
 
 
 def names(found: list[BusyBy]) -> str:
-    """The users in a few words: ``python3 (pid 7), tar (pid 9) and 3 others``."""
+    """The users in a few words: ``python3 (pid 7), tar (pid 9), sh (pid 11) and 3 more``."""
     processes = list(dict.fromkeys(f"{item['command'] or 'a process'} (pid {item['pid']})" for item in found))
     if not processes:
         return "something that cannot be named"
     shown, rest = processes[:3], len(processes) - 3
-    return ", ".join(shown) + (f" and {rest} others" if rest > 0 else "")
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _named(handle: OpenHandle) -> OpenHandle:
@@ -82,7 +82,7 @@ def _named(handle: OpenHandle) -> OpenHandle:
         inode=handle.inode,
         path=handle.path,
         pid=pid,
-        command=command_of(pid) or handle.command,
+        command=_command(pid) or handle.command,
         writable=handle.writable,
         since_ns=handle.since_ns,
         deleted=handle.deleted,
@@ -98,7 +98,7 @@ def _process_of(thread: int) -> int:
     return int(match.group(1)) if match else 0
 
 
-def command_of(pid: int) -> str:
+def _command(pid: int) -> str:
     """The name of a process's program; empty when it has ended."""
     return _read(f"/proc/{pid}/comm").decode("utf-8", "replace").rstrip("\n")
 
@@ -156,12 +156,17 @@ def _item(kind: str, entry: MountEntry, pid: int, link: str) -> BusyBy:
         path = os.readlink(os.fsencode(link))
     except OSError:
         path = b""
-    inside = os.path.relpath(path, entry.mountpoint) if is_within(path, entry.mountpoint) else path
+    return holder(kind, pid, path, entry.mountpoint, "READ")
+
+
+def holder(kind: str, pid: int, path: bytes, root: bytes, access: str) -> BusyBy:
+    """A process that holds ``path``, told relative to ``root`` where it is in it."""
+    inside = os.path.relpath(path, root) if is_within(path, root) else path
     return BusyBy(
         kind=kind,
         path="" if inside == b"." else os.fsdecode(inside),
         pid=pid,
-        command=command_of(pid),
-        access="READ",
+        command=_command(pid),
+        access=access,
         since_ns=0,
     )

@@ -54,8 +54,8 @@ from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
 
-#: Seconds that mutating calls which have begun may take to end before a freeze gives up.
-_FREEZE_PATIENCE = 20.0
+#: Seconds in which a worker has to freeze.
+_FREEZE_PATIENCE = 30.0
 #: Seconds in which a guard has to be set.
 _GUARD_PATIENCE = 30.0
 #: Seconds in which a worker that did not answer may do so after all.
@@ -146,7 +146,7 @@ class Workspace:
         """A consistent cut: shared maps are flushed, then mutating calls wait until the block ends (or ``guard``)."""
         self._flush_maps(link)
         try:
-            answer = link.call(Freeze(_FREEZE_PATIENCE), _FREEZE_PATIENCE + 10)
+            answer = link.call(Freeze(), _FREEZE_PATIENCE)
         except CogfsError:
             # A worker that was stopped, say, carries it out once it goes on, and then what comes next in the channel.
             self._resume(link, _SILENT_PATIENCE)

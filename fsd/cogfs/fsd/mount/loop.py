@@ -6,9 +6,9 @@ module at each use (its support for asyncio rests on that), so this module puts 
 and whose ``wait_readable`` polls the descriptor itself:
 
 - A request that is there is taken at once.
-- When there is none, the thread asks again for up to a tenth of a millisecond, as long as that has paid of late, and
-  then waits up to one millisecond in ``poll``, together with the descriptors given to ``watch``. A program that makes
-  one call after another is served without a switch.
+- When there is none, the thread asks again for up to ``SPIN_NS``, as long as that has paid of late, and then waits up
+  to ``PATIENCE_MS`` in ``poll``, together with the descriptors given to ``watch``. A program that makes one call after
+  another is served without a switch.
 - After that, when a watched descriptor is readable, and at least once in ``MAX_BURST`` requests or
   ``MAX_BURST_NS``, trio gets its turn.
 
