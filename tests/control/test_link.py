@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from cogfs.fsd.channel import Answer, Committed, Done, Freeze, Frozen, GetStats, Guard, Request, Resume, Stats
+from cogfs.fsd.channel import Committed, Done, Freeze, Frozen, GetStats, Resume, Stats
 from cogfs.fsd.control import mounts, places, worker
+from cogfs.fsd.control import workspace as workspace_module
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.link import OtherVersion, WorkerGone, WorkerLink, WorkerRefused, WorkerSilent
 from cogfs.fsd.control.worker import WorkerProcess
 from cogfs.fsd.control.workspace import Workspace
+from cogfs.store.schema import WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
 from cogfs.v1 import workspace_pb2
 from cogfs.v1.reasons import Reason
@@ -96,49 +98,6 @@ def test_a_refusal_says_why(link: WorkerLink) -> None:
     assert caught.value.errno
     assert caught.value.why in str(caught.value)
     assert isinstance(link.call(GetStats()), Stats)
-
-
-class Hasty:
-    """A link to a worker that stops when it is to freeze or to guard, and that nobody waits for then."""
-
-    def __init__(self, link: WorkerLink) -> None:
-        self._link = link
-        self.welcome = link.welcome
-        self.root_fd = link.root_fd
-        self.mountpoint = link.mountpoint
-        self.alive = True
-
-    def call(self, request: Request, timeout: float = 30.0) -> Answer:
-        if isinstance(request, Freeze | Guard):
-            os.kill(self.welcome.worker_pid, signal.SIGSTOP)
-        return self._link.call(request, 0.2)
-
-
-@pytest.mark.parametrize("what", ["freeze", "guard"])
-def test_what_a_worker_does_too_late_is_taken_back(
-    link: WorkerLink, process: WorkerProcess, project: Path, base: Path, what: str
-) -> None:
-    hasty = Hasty(link)
-    with Store.open(base / "store") as store, ThreadPoolExecutor(1) as pool:
-        workspace = Workspace(store, pool, "ws_1")
-        try:
-            with pytest.raises(WorkerSilent):
-                if what == "guard":
-                    workspace.guard(hasty, "restore_1", {os.fstat(link.root_fd).st_ino}, set())
-                else:
-                    with workspace.frozen(hasty):
-                        raise AssertionError("it was stopped")
-        finally:
-            os.kill(link.welcome.worker_pid, signal.SIGCONT)
-    # When it has done all that it was asked.
-    assert isinstance(link.call(GetStats()), Stats)
-    with subprocess.Popen(["touch", project / "file"]) as touch:
-        try:
-            assert touch.wait(PATIENCE) == 0
-        except subprocess.TimeoutExpired:
-            # It waits in the kernel, and ends with the worker.
-            process.kill()
-            raise
 
 
 def test_a_worker_that_dies_within_a_call(link: WorkerLink, process: WorkerProcess) -> None:
@@ -250,3 +209,40 @@ def test_a_worker_of_another_version(daemon: Daemon, project: Path) -> None:
         os.close(ready)
         other.kill()
         other.wait(PATIENCE)
+
+
+@pytest.fixture
+def workspace(base: Path, project: Path) -> Iterator[Workspace]:
+    with Store.open(base / "store") as store, ThreadPoolExecutor(1) as pool:
+        with store.write() as writer:
+            writer.put_workspace(WorkspaceRow("ws_1", os.fsencode(project), b"", WorkspaceOptions(), 0))
+        yield Workspace(store, pool, "ws_1")
+
+
+@pytest.mark.parametrize("request_", ["freeze", "guard"])
+def test_what_a_worker_carries_out_too_late_does_not_stay(
+    request_: str,
+    workspace: Workspace,
+    link: WorkerLink,
+    process: WorkerProcess,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that was stopped while nobody had the patience to wait for it: the mount goes on with it."""
+    (project / "file").write_text("one")
+    monkeypatch.setattr(workspace_module, "_FREEZE_PATIENCE", 0.3)
+    monkeypatch.setattr(workspace_module, "_GUARD_PATIENCE", 0.3)
+    monkeypatch.setattr(workspace_module, "_SILENT_PATIENCE", 0.1)
+    monkeypatch.setattr(Workspace, "_flush_maps", lambda *_: os.kill(process.pid, signal.SIGSTOP))
+    inodes = {(project / "file").stat().st_ino}
+    if request_ == "freeze":
+        with pytest.raises(WorkerSilent), workspace.frozen(link):
+            pass
+    else:
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerSilent):
+            workspace.guard(link, "restore_1", inodes, set())
+    os.kill(process.pid, signal.SIGCONT)
+    done = subprocess.run(["sh", "-c", 'echo two > "$0/file"', project], timeout=PATIENCE, check=False)
+    assert done.returncode == 0
+    assert (project / "file").read_text() == "two\n"

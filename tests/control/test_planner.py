@@ -13,7 +13,7 @@ from cogfs.fsd.control.planner import Action, changes, find, normal_path, patche
 from cogfs.fsd.control.rules import Rules
 from cogfs.store.schema import Kind
 from cogfs.v1.reasons import Reason
-from tests.control.files import Directory
+from tests.control.files import ANY_SIZE, Directory
 from tests.support.tree import describe, differences
 
 
@@ -225,6 +225,21 @@ def test_what_the_snapshot_left_out_is_kept(place: Directory) -> None:
     assert (place.root / "large").read_bytes() == b"y" * 300
     assert (place.root / "mixed" / "node_modules").is_dir()
     assert not (place.root / "mixed" / "gone").exists()
+
+
+def test_a_directory_that_is_left_out_does_not_give_way_to_a_file_of_its_name(place: Directory) -> None:
+    rules = Rules(("build/",), ANY_SIZE)
+    (place.root / "build").write_text("a script")
+    (place.root / "other").write_text("one")
+    target = place.record(rules)
+    (place.root / "build").unlink()
+    (place.root / "build").mkdir()
+    (place.root / "build" / "out").write_text("made")
+    (place.root / "other").write_text("two")
+    plan = place.restore(target, rules)
+    assert plan.kept == [(b"build", "excluded")]
+    assert (place.root / "other").read_text() == "one"
+    assert (place.root / "build" / "out").read_text() == "made"
 
 
 def test_a_directory_with_something_kept_does_not_give_way_to_a_file(place: Directory) -> None:

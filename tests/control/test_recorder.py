@@ -346,10 +346,35 @@ def test_a_hard_link_is_followed_to_names_that_the_worker_does_not_know(place: D
     (place.root / "b").mkdir()
     (place.root / "a" / "one").write_text("first")
     os.link(place.root / "a" / "one", place.root / "b" / "two")
+    os.link(place.root / "a" / "one", place.root / "a" / "three")
     place.scan()
     (place.root / "a" / "one").write_text("second")
     inode = (place.root / "a" / "one").stat().st_ino
     recorded = place.update([], [DirtyFile(inode, [b"a/one"], True)])
-    for path in (b"a/one", b"b/two"):
+    for path in (b"a/one", b"b/two", b"a/three"):
         entry = find(place.store, recorded.root, path)
         assert entry is not None and place.store.read_blob(entry.hash) == b"second"
+
+
+def test_a_hard_link_in_a_directory_whose_path_another_one_has_taken(place: Directory) -> None:
+    (place.root / "a").mkdir()
+    (place.root / "a" / "one").write_text("first")
+    os.link(place.root / "a" / "one", place.root / "a" / "two")
+    place.scan()
+    watched = Watched(place.root)
+    os.rename(place.root / "a", place.root / "b")
+    watched.moved("a", "b")
+    (place.root / "a").mkdir()
+    watched.made("a")
+    os.link(place.root / "b" / "one", place.root / "a" / "one")
+    watched.made("a/one")
+    (place.root / "a" / "one").write_text("second")
+    directories, files = watched.dirty()
+    known = [DirtyFile(file.inode, [path for path in file.paths if path != b"b/two"], file.content) for file in files]
+    book = RecordBook(place.store, place.id)
+    fd = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Where the directory is now is not known by its inode: that takes a scan.
+        assert Recorder(place.store, book, fd, Rules((), ANY_SIZE), place.pool).update(directories, known) is None
+    finally:
+        os.close(fd)

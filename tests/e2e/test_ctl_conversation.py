@@ -185,6 +185,19 @@ def test_sdk_snapshots(cog: Client, project: Path) -> None:
         cog.snapshot(first.id)
 
 
+def test_sdk_restores_a_snapshot_in_its_own_workspace_alone(cog: Client, project: Path) -> None:
+    other = project.parent / "other"
+    other.mkdir()
+    first, second = cog.mount(project), cog.mount(other)
+    snapshot = second.checkpoint()
+    (other / "new").touch()
+    with pytest.raises(ValidationError, match=second.id):
+        first.restore(snapshot.id)
+    assert (other / "new").exists()
+    second.restore(snapshot.id)
+    assert not (other / "new").exists()
+
+
 def test_sdk_lists_are_whole(cog: Client) -> None:
     thread = cog.create_thread()
     assert thread.id

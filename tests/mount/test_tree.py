@@ -110,6 +110,27 @@ def test_another_directory_in_its_place_is_refused(rig: Rig) -> None:
     assert os.listdir(rig.path / "d") == []
 
 
+def test_a_file_that_was_made_behind_the_mount_is_opened_and_cut(rig: Rig) -> None:
+    """The kernel asks to create what it remembers as absent, and leaves the rest to us."""
+    path = rig.path / "file"
+    path.write_text("much longer")
+    inode = path.stat().st_ino
+    with pytest.raises(FileExistsError):
+        rig.tree.create(rig.root, b"file", 0o644, os.O_WRONLY | os.O_EXCL, CALLER)
+    handle, (node, stat) = rig.tree.create(rig.root, b"file", 0o644, os.O_WRONLY, CALLER)
+    assert (node.ino, stat.st_size) == (inode, 11)
+    rig.tree.release(handle.fd)
+    handle, (node, stat) = rig.tree.create(rig.root, b"file", 0o644, os.O_WRONLY | os.O_TRUNC, CALLER)
+    assert (node.ino, stat.st_size) == (inode, 0)
+    rig.tree.write(handle, 0, b"short")
+    assert path.read_bytes() == b"short"
+    _, _, directories, files = rig.dirty.hand_over()
+    assert [one.names for one in directories] == [[b"file"]]
+    assert [(one.paths, one.content) for one in files] == [([b"file"], True)]
+    os.mkfifo(rig.path / "fifo")
+    refused(lambda: rig.tree.create(rig.root, b"fifo", 0o644, os.O_RDWR, CALLER), errno.EEXIST)
+
+
 def test_a_number_the_kernel_still_holds_is_not_given_out(rig: Rig) -> None:
     """Where no pin keeps the inode (there may be too many), the new file gets an id of its own."""
     (rig.path / "f").write_text("x")

@@ -83,3 +83,11 @@ def test_command_line_works_and_names_what_the_daemon_needs(clean: Path, tmp_pat
     assert "pip install 'cogfs[daemon]'" in status.stderr
     assert "pyfuse3" in status.stderr
     assert "Traceback" not in status.stderr
+
+
+@pytest.mark.timeout(600)
+def test_daemon_names_what_it_needs(clean: Path) -> None:
+    daemon = subprocess.run([clean / "cogfsd"], cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    assert daemon.returncode == 20
+    (sentence,) = daemon.stderr.splitlines()
+    assert "pip install 'cogfs[daemon]'" in sentence

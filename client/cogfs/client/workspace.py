@@ -8,6 +8,7 @@ from typing import Any
 from cogfs.client import snapshot as snapshots
 from cogfs.client.arguments import PathArgument, absolute, struct, text, wait
 from cogfs.client.connection import Connection, paged
+from cogfs.client.errors import ValidationError
 from cogfs.client.snapshot import Progress, Snapshot
 from cogfs.v1 import common_pb2, snapshot_pb2, thread_pb2, workspace_pb2
 
@@ -98,7 +99,11 @@ class Workspace:
         strict: bool = False,
         progress: Progress | None = None,
     ) -> common_pb2.RestoreReport:
-        """Brings files back to a snapshot, as ``cogfs.client.snapshot.restore``."""
+        """Brings files back to a snapshot of this workspace, as ``cogfs.client.snapshot.restore``. ValidationError when
+        it is of another one."""
+        snapshot = Snapshot.get(self._connection, snapshot_id)
+        if snapshot.workspace_id != self.id:
+            raise ValidationError(f"the snapshot {snapshot_id} is of workspace {snapshot.workspace_id}, not {self.id}")
         return snapshots.restore(
             self._connection, snapshot_id, paths, dry_run=dry_run, force=force, strict=strict, progress=progress
         )

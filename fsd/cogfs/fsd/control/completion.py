@@ -100,7 +100,7 @@ class Completion:
             try:
                 executor.run()
             except OSError as error:
-                raise as_cogfs_error(error, f"restore {os.fsdecode(executor.at)!r}") from error
+                raise as_cogfs_error(error, f"restore {show(executor.at)}") from error
             for path in executor.left:
                 _log.warning("a directory holds what was made during the restore", path=os.fsdecode(path))
         finally:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cogfs.fsd.control.command import execute, leave
-from cogfs.fsd.control.engine import Engine
-from cogfs.fsd.control.server import Registration
-from cogfs.fsd.control.services.snapshots import SnapshotService
-from cogfs.fsd.control.services.threads import ThreadService
-from cogfs.store.store import Store
-from cogfs.v1.snapshot_pb2_grpc import add_SnapshotServiceServicer_to_server
-from cogfs.v1.thread_pb2_grpc import add_ThreadServiceServicer_to_server
+try:
+    from cogfs.fsd.control.command import execute, leave
+    from cogfs.fsd.control.engine import Engine
+    from cogfs.fsd.control.server import Registration
+    from cogfs.fsd.control.services.snapshots import SnapshotService
+    from cogfs.fsd.control.services.threads import ThreadService
+    from cogfs.store.store import Store
+    from cogfs.v1.snapshot_pb2_grpc import add_SnapshotServiceServicer_to_server
+    from cogfs.v1.thread_pb2_grpc import add_ThreadServiceServicer_to_server
+except ModuleNotFoundError as error:
+    # Installed for the client alone: the command is there, what it runs on is not.
+    print(f"cogfsd: {error.name} is not installed here: run `pip install 'cogfs[daemon]'`", file=sys.stderr)
+    sys.exit(20)
 
 
 def main() -> NoReturn:

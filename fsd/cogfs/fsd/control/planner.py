@@ -246,7 +246,9 @@ class Planner:
         """The target has a path where something stands that the current tree does not hold."""
         reason = before.target.decode()
         directory = stat.S_ISDIR(before.mode)
-        if reason in (OpaqueReason.SPECIAL, OpaqueReason.SUBMOUNT):
+        left_out = self._rules.excludes(path, path.rpartition(b"/")[2], directory=directory)
+        if left_out or reason in (OpaqueReason.SPECIAL, OpaqueReason.SUBMOUNT):
+            # Left out by the target's own rules: a glob like "build/" takes a directory and not a file of that name.
             plan.kept.append((path, reason))
         elif directory and reason == OpaqueReason.UNREADABLE:
             if after.kind is Kind.DIRECTORY and after.hash:

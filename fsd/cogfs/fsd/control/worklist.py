@@ -48,6 +48,7 @@ class Worklist:
         self.written: set[int] = set()
         #: What was recorded under the names that changed: a file that was only renamed is not read again.
         self.moved: dict[int, StatRow] = {}
+        self._linked: dict[int, tuple[bytes | None, dict[int, list[bytes]]]] = {}
 
     def collect(self, directories: Sequence[DirtyDirectory], files: Sequence[DirtyFile]) -> bool:
         """Take in what a worker handed over. False when it cannot be told where to look, and a scan is needed."""
@@ -68,13 +69,10 @@ class Worklist:
             self.touched.add(file.inode)
             if file.content:
                 self.written.add(file.inode)
-            parents = set()
             for path in file.paths:
-                parent = split(path)[0]
-                if not self._rules.excludes_beneath(parent):
+                if not self._rules.excludes_beneath(split(path)[0]):
                     self.add(path)
-                    parents.add(parent)
-            if not self._collect_links(file.inode, parents):
+            if not self._collect_links(file.inode):
                 return False
         return True
 
@@ -111,30 +109,40 @@ class Worklist:
             self._depths.setdefault(_depth(directory), set()).add(directory)
         return work
 
-    def _collect_links(self, inode: int, known: set[bytes]) -> bool:
-        """Add the recorded names of a hard-linked file that the worker may not know of."""
+    def _collect_links(self, inode: int) -> bool:
+        """Add the recorded names of a hard-linked file that the worker may not know of, also where it knows others.
+        Whether that is possible."""
         link = self._book.link(inode)
         if link is None:
             return True
         for directory in link[1]:
-            path = self._book.path_of(directory)
-            row = self._book.directory(directory)
-            if path is None or row is None:
-                continue
-            if path in known:
-                continue
-            try:
-                with beneath(self._root_fd) as reach:
-                    there = os.fstat(reach.directory(path)).st_ino
-            except OSError:
-                there = -1
-            if there != directory:
-                # It moved in this very generation: where it is now is not worth finding out name by name.
+            if directory not in self._linked:
+                self._linked[directory] = self._linked_names(directory)
+            path, names = self._linked[directory]
+            if path is None:
                 return False
-            for child in row.rows:
-                if child.inode == inode:
-                    self._at(path).add(child.entry.name)
+            for name in names.get(inode, ()):
+                self._at(path).add(name)
         return True
+
+    def _linked_names(self, directory: int) -> tuple[bytes | None, dict[int, list[bytes]]]:
+        """The path of a recorded directory, and its names of hard-linked files by inode. No path: it moved in this very
+        generation, and where it is now is not worth finding out name by name."""
+        path = self._book.path_of(directory)
+        row = self._book.directory(directory)
+        names: dict[int, list[bytes]] = {}
+        if path is None or row is None:
+            return b"", names
+        try:
+            with beneath(self._root_fd) as reach:
+                if os.fstat(reach.directory(path)).st_ino != directory:
+                    return None, names
+        except OSError:
+            return None, names
+        for child in row.rows:
+            if child.entry.link_group:
+                names.setdefault(child.inode, []).append(child.entry.name)
+        return path, names
 
 
 def _depth(path: bytes) -> int:

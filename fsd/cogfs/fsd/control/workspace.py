@@ -54,6 +54,12 @@ from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
 
+#: Seconds in which a freeze has to be answered.
+_FREEZE_PATIENCE = 30.0
+#: Seconds in which a guard has to be set.
+_GUARD_PATIENCE = 30.0
+#: Seconds in which a worker that did not answer may do so after all.
+_SILENT_PATIENCE = 1.0
 #: Seconds that flushing one file's shared maps may take; a file that takes longer is left to the kernel.
 _FLUSH_PATIENCE = 5.0
 
@@ -140,16 +146,23 @@ class Workspace:
         """A consistent cut: shared maps are flushed, then mutating calls wait until the block ends (or ``guard``)."""
         self._flush_maps(link)
         try:
-            # Within: a worker that answers too late parks the calls all the same.
-            answer = link.call(Freeze())
-            assert isinstance(answer, Frozen)
+            answer = link.call(Freeze(), _FREEZE_PATIENCE)
+        except CogfsError:
+            # A worker that was stopped, say, carries it out once it goes on, and then what comes next in the channel.
+            self._resume(link, _SILENT_PATIENCE)
+            raise
+        assert isinstance(answer, Frozen)
+        try:
             yield answer
         finally:
-            try:
-                link.call(Resume())
-            except CogfsError as error:
-                # The worker resumes by itself when the connection has ended.
-                _log.warning("cannot resume the workspace", workspace=self.id, error=str(error))
+            self._resume(link)
+
+    def _resume(self, link: Link, patience: float = 30.0) -> None:
+        try:
+            link.call(Resume(), patience)
+        except CogfsError as error:
+            # The worker resumes by itself when the connection has ended.
+            _log.warning("cannot resume the workspace", workspace=self.id, error=str(error))
 
     def _flush_maps(self, link: Link) -> None:
         """Have the kernel hand over what was stored in shared maps: only files open for writing can have one."""
@@ -330,15 +343,14 @@ class Workspace:
         """Keep other processes from what a restore touches; the calling thread is the one that may."""
         owner = threading.get_native_id()
         try:
-            link.call(Guard(restore_id, [owner], sorted(inodes), sorted(pinned - inodes)))
-        except BaseException:
-            # A worker that answers too late sets it all the same.
-            self.unguard(link)
+            link.call(Guard(restore_id, [owner], sorted(inodes), sorted(pinned - inodes)), _GUARD_PATIENCE)
+        except CogfsError:
+            self.unguard(link, _SILENT_PATIENCE)
             raise
 
-    def unguard(self, link: Link) -> None:
+    def unguard(self, link: Link, patience: float = 30.0) -> None:
         try:
-            link.call(Unguard())
+            link.call(Unguard(), patience)
         except CogfsError as error:
             _log.warning("cannot take a guard away", workspace=self.id, error=str(error))
 

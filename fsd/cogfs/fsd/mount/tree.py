@@ -115,21 +115,42 @@ class Tree:
         return self._made(parent, name, os.stat(name, dir_fd=dir_fd, follow_symlinks=False))
 
     def create(self, parent: Node, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Handle, Found]:
-        """A new regular file, open."""
+        """A new regular file, open. One that was made behind the mount is opened, where ``flags`` allow that."""
         dir_fd = self.nodes.fd(parent)
-        wanted = flags & (_OPEN_FLAGS | os.O_EXCL) | os.O_CREAT | _FILE_FLAGS
-        if self._identity.foreign(caller):
-            fd = self._identity.make(caller, lambda: os.open(name, wanted, mode, dir_fd=dir_fd))
-        else:
-            try:
-                fd = os.open(name, wanted, mode, dir_fd=dir_fd)
-            except OSError as error:
-                if error.errno != errno.EMFILE:
-                    raise
-                self.nodes.close_descriptors(1 << 30)
-                fd = os.open(name, wanted, mode, dir_fd=self.nodes.fd(parent))
+        wanted = flags & _OPEN_FLAGS | os.O_CREAT | os.O_EXCL | _FILE_FLAGS
+        try:
+            fd = self._create(parent, name, mode, wanted, caller, dir_fd)
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+            # The kernel will not cut it, as it thinks it new.
+            fd = self._create(parent, name, mode, wanted & ~os.O_EXCL | flags & os.O_TRUNC, caller, dir_fd)
+            return self._opened(fd, parent, name, flags, caller)
         found = self._made(parent, name, os.fstat(fd))
         return self._handle(fd, found[0], flags, caller), found
+
+    def _create(self, parent: Node, name: bytes, mode: int, wanted: int, caller: Caller, dir_fd: int) -> int:
+        if self._identity.foreign(caller):
+            return self._identity.make(caller, lambda: os.open(name, wanted, mode, dir_fd=dir_fd))
+        try:
+            return os.open(name, wanted, mode, dir_fd=dir_fd)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+        self.nodes.close_descriptors(1 << 30)
+        return os.open(name, wanted, mode, dir_fd=self.nodes.fd(parent))
+
+    def _opened(self, fd: int, parent: Node, name: bytes, flags: int, caller: Caller) -> tuple[Handle, Found]:
+        """What the kernel took for absent, opened by ``fd``."""
+        stat = os.fstat(fd)
+        if not S_ISREG(stat.st_mode):
+            os.close(fd)
+            raise OSError(errno.EEXIST, "something that is no file was made behind the mount")
+        node = self.nodes.entry(parent, name, stat)
+        node.lookups += 1
+        self.dirty.entry(parent, name)
+        self.dirty.content(node)
+        return self._handle(fd, node, flags, caller), (node, stat)
 
     def make_directory(self, parent: Node, name: bytes, mode: int, caller: Caller) -> Found:
         """A new directory."""
