@@ -243,6 +243,8 @@ def test_what_a_worker_carries_out_too_late_does_not_stay(
         with pytest.raises(WorkerSilent):
             workspace.guard(link, "restore_1", inodes, set())
     os.kill(process.pid, signal.SIGCONT)
+    # Its turn comes when all that was asked before is done.
+    assert isinstance(link.call(GetStats()), Stats)
     done = subprocess.run(["sh", "-c", 'echo two > "$0/file"', project], timeout=PATIENCE, check=False)
     assert done.returncode == 0
     assert (project / "file").read_text() == "two\n"
