@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cogfs.fsd.channel import Answer, Committed, Done, Freeze, Frozen, GetStats, Guard, Request, Resume, Stats
+from cogfs.fsd.channel import Committed, Done, Freeze, Frozen, GetStats, Resume, Stats
 from cogfs.fsd.control import mounts, places, worker
 from cogfs.fsd.control import workspace as workspace_module
 from cogfs.fsd.control.errors import CogfsError
@@ -98,49 +98,6 @@ def test_a_refusal_says_why(link: WorkerLink) -> None:
     assert caught.value.errno
     assert caught.value.why in str(caught.value)
     assert isinstance(link.call(GetStats()), Stats)
-
-
-class Hasty:
-    """A link to a worker that stops when it is to freeze or to guard, and that nobody waits for then."""
-
-    def __init__(self, link: WorkerLink) -> None:
-        self._link = link
-        self.welcome = link.welcome
-        self.root_fd = link.root_fd
-        self.mountpoint = link.mountpoint
-        self.alive = True
-
-    def call(self, request: Request, timeout: float = 30.0) -> Answer:
-        if isinstance(request, Freeze | Guard):
-            os.kill(self.welcome.worker_pid, signal.SIGSTOP)
-        return self._link.call(request, 0.2)
-
-
-@pytest.mark.parametrize("what", ["freeze", "guard"])
-def test_what_a_worker_does_too_late_is_taken_back(
-    link: WorkerLink, process: WorkerProcess, project: Path, base: Path, what: str
-) -> None:
-    hasty = Hasty(link)
-    with Store.open(base / "store") as store, ThreadPoolExecutor(1) as pool:
-        workspace = Workspace(store, pool, "ws_1")
-        try:
-            with pytest.raises(WorkerSilent):
-                if what == "guard":
-                    workspace.guard(hasty, "restore_1", {os.fstat(link.root_fd).st_ino}, set())
-                else:
-                    with workspace.frozen(hasty):
-                        raise AssertionError("it was stopped")
-        finally:
-            os.kill(link.welcome.worker_pid, signal.SIGCONT)
-    # When it has done all that it was asked.
-    assert isinstance(link.call(GetStats()), Stats)
-    with subprocess.Popen(["touch", project / "file"]) as touch:
-        try:
-            assert touch.wait(PATIENCE) == 0
-        except subprocess.TimeoutExpired:
-            # It waits in the kernel, and ends with the worker.
-            process.kill()
-            raise
 
 
 def test_a_worker_that_dies_within_a_call(link: WorkerLink, process: WorkerProcess) -> None:
@@ -286,6 +243,8 @@ def test_what_a_worker_carries_out_too_late_does_not_stay(
         with pytest.raises(WorkerSilent):
             workspace.guard(link, "restore_1", inodes, set())
     os.kill(process.pid, signal.SIGCONT)
+    # Its turn comes when all that was asked before is done.
+    assert isinstance(link.call(GetStats()), Stats)
     done = subprocess.run(["sh", "-c", 'echo two > "$0/file"', project], timeout=PATIENCE, check=False)
     assert done.returncode == 0
     assert (project / "file").read_text() == "two\n"

@@ -54,7 +54,7 @@ from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
 
-#: Seconds in which a worker has to freeze.
+#: Seconds in which a freeze has to be answered.
 _FREEZE_PATIENCE = 30.0
 #: Seconds in which a guard has to be set.
 _GUARD_PATIENCE = 30.0
