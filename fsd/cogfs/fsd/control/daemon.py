@@ -11,9 +11,9 @@ import os
 import resource
 import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from queue import Empty, SimpleQueue
 
 import structlog
 
@@ -58,11 +58,12 @@ def run(
     """
     _raise_limits()
     places.make()
-    ended = threading.Event()
+    # Unlike an event's lock, a simple queue may be entered by a handler that interrupts its own thread in it.
+    ended: SimpleQueue[int] = SimpleQueue()
     with ExitStack() as stack:
         stack.callback(os.close, _lock(places))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            stack.callback(signal.signal, number, signal.signal(number, lambda *_: ended.set()))
+            stack.callback(signal.signal, number, signal.signal(number, lambda received, _: ended.put(received)))
         store = stack.enter_context(Store.open(places.store))
         engine = make_engine(store)
         stack.callback(engine.close)
@@ -79,8 +80,10 @@ def run(
         notify("READY=1")
         _log.info("ready", endpoint=places.endpoint, store=str(places.store), pid=os.getpid())
         # A wait without a limit would not let Python run the signal's handler in every case.
-        while not ended.wait(3600):
-            pass
+        while True:
+            with suppress(Empty):
+                ended.get(timeout=3600)
+                break
         notify("STOPPING=1")
         _log.info("stopping", leave_mounts=leave_mounts)
     _log.info("stopped")

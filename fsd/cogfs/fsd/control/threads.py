@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
@@ -93,7 +94,8 @@ class Threads:
         """``workspace`` finds a workspace by id; it raises NotFound."""
         self._store = store
         self._workspace = workspace
-        self._locks: dict[str, threading.RLock] = {}
+        #: Of the threads that somebody works with: gone when nobody holds one.
+        self._locks: WeakValueDictionary[str, threading.RLock] = WeakValueDictionary()
         self._locks_lock = threading.Lock()
 
     def _lock(self, thread_id: str) -> threading.RLock:
