@@ -7,9 +7,9 @@ PYTHON := .venv/bin/python
 demo: install
 	$(PYTHON) -m tests.demo
 
-# The checks, then the tests, several at a time: most of them wait for disks and processes.
+# The checks, then the tests as root, several at a time: most of them wait for disks and processes.
 test: lint
-	$(PYTHON) -m pytest -n 4
+	.ci/as-root $(PYTHON) -m pytest -n 4
 
 lint: install
 	$(PYTHON) -m ruff check .
