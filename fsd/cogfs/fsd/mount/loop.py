@@ -9,8 +9,7 @@ and whose ``wait_readable`` polls the descriptor itself:
 - When there is none, the thread asks again for up to ``SPIN_NS``, as long as that has paid of late, and then waits up
   to ``PATIENCE_MS`` in ``poll``, together with the descriptors given to ``watch``. A program that makes one call after
   another is served without a switch.
-- After that, when a watched descriptor is readable, and at least once in ``MAX_BURST`` requests or
-  ``MAX_BURST_NS``, trio gets its turn.
+- After that, when a watched descriptor is readable, and every ``MAX_BURST_NS`` or so, trio gets its turn.
 
 What has to hold: the read that follows ``wait_readable`` blocks the whole process, with the interpreter's lock, when
 the descriptor is empty. Only one task runs at a time and none waits between its poll and its read, so no other task can
@@ -21,6 +20,7 @@ take the request away. The kernel can: when the caller is killed just then. An i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import select
@@ -32,8 +32,9 @@ from typing import Any, cast
 import pyfuse3
 import trio
 
-MAX_BURST = 1024
+#: Nanoseconds after which trio gets its turn, and how many requests are served between two looks at the clock.
 MAX_BURST_NS = 20_000_000
+CLOCK_READ = 16
 
 #: The same while a thread works for a task, which waits for trio's turn.
 MAX_BURST_OUTSIDE_NS = 1_000_000
@@ -64,16 +65,22 @@ def supported() -> bool:
     )
 
 
-class _Ready:
-    """An awaitable that does not wait. What it gives to await is a built-in iterator: no frame of Python, no exception
-    made in one, three times for each request."""
+class _NoLoop:
+    """All that a future asks of its loop when it is made."""
 
-    def __await__(self) -> Iterator[Any]:
-        return iter(())
+    def get_debug(self) -> bool:
+        return False
 
 
-# The type of an awaitable asks for a generator; what is awaited needs an iterator alone.
-_READY = cast(Awaitable[None], _Ready())
+def _ready() -> Awaitable[None]:
+    """An awaitable that does not wait: a future of asyncio that is done. Three are awaited for each request, and this
+    kind costs no frame of Python; no loop of asyncio has to do with it."""
+    future: asyncio.Future[None] = asyncio.Future(loop=cast(Any, _NoLoop()))
+    future.set_result(None)
+    return future
+
+
+_READY = _ready()
 
 
 class _NoLock:
@@ -98,6 +105,7 @@ class BurstLoop:
         self.current_trio_token = trio.lowlevel.current_trio_token
         self.notify_closing = trio.lowlevel.notify_closing
         self._poll = select.poll()
+        self._ask = self._poll.poll
         self._fd = -1
         #: What ``poll`` says when there is a request and nothing else.
         self._request: list[tuple[int, int]] = []
@@ -144,29 +152,29 @@ class BurstLoop:
         if fd != self._fd:
             self._begin(fd)
         self._burst += 1
-        if self._burst < MAX_BURST and monotonic_ns() < self._burst_end and self._next() == self._request:
-            return _READY
+        if self._burst % CLOCK_READ or monotonic_ns() < self._burst_end:
+            ready = self._ask(0) or self._wait()
+            if ready == self._request:
+                return _READY
         return self._turn(fd)
 
-    def _next(self) -> list[tuple[int, int]]:
-        """What is readable: at once, after spinning, or within ``PATIENCE_MS``; empty when nothing is by then."""
-        poll = self._poll.poll
+    def _wait(self) -> list[tuple[int, int]]:
+        """What is readable after spinning, or within ``PATIENCE_MS``; empty when nothing is by then."""
+        ask = self._ask
         if self._misses < MAX_MISSES:
             end = monotonic_ns() + SPIN_NS
-            while True:
-                ready = poll(0)
+            while monotonic_ns() < end:
+                ready = ask(0)
                 if ready:
                     self._misses = 0
                     return ready
-                if monotonic_ns() > end:
-                    break
             self._misses += 1
         else:
             self._rest += 1
             if self._rest >= REST:
                 self._rest = 0
                 self._misses = 0
-        return poll(0 if self._outside else PATIENCE_MS)
+        return ask(0 if self._outside else PATIENCE_MS)
 
     def _begin(self, fd: int) -> None:
         self._fd = fd
