@@ -221,8 +221,9 @@ def _workers(base: Path) -> list[int]:
 
 def mounts_below(base: Path) -> list[str]:
     """Mountpoints below ``base``, the last one first."""
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as table:
-        points = [line.split(" ")[1].encode().decode("unicode_escape") for line in table]
+    with open("/proc/self/mounts", "rb") as table:
+        names = [line.split(b" ")[1].decode("unicode_escape") for line in table]
+    points = [os.fsdecode(name.encode("latin-1")) for name in names]
     return [point for point in reversed(points) if point == str(base) or point.startswith(f"{base}/")]
 
 
