@@ -125,7 +125,7 @@ def attributes_of_root(here: Site) -> None:
             try:
                 workspace.restore(first, dry_run=dry_run)
             except Denied as error:
-                assert "'capable'" in str(error) and "security.capability" in str(error), error
+                assert "restore capable:" in str(error) and "security.capability" in str(error), error
             else:
                 raise AssertionError("the restore was not refused")
         assert (capable.read_text(), aside.read_text()) == ("two\n", "two\n")
