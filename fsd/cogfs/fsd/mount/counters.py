@@ -32,19 +32,13 @@ class Counter:
         return OperationStats(self.name, self.count, self.errors, self.total_ns, list(self.buckets))
 
 
-class Counters:
-    """All operations."""
+class Counters(dict[str, Counter]):
+    """All operations, by name; a counter is made when it is asked for."""
 
-    def __init__(self) -> None:
-        self._counters: dict[str, Counter] = {}
-
-    def of(self, name: str) -> Counter:
-        """The counter of ``name``, made when it is new."""
-        counter = self._counters.get(name)
-        if counter is None:
-            counter = self._counters[name] = Counter(name)
+    def __missing__(self, name: str) -> Counter:
+        counter = self[name] = Counter(name)
         return counter
 
     def stats(self) -> list[OperationStats]:
         """Every operation that was called, by name."""
-        return [counter.stats() for _, counter in sorted(self._counters.items()) if counter.count]
+        return [counter.stats() for _, counter in sorted(self.items()) if counter.count]

@@ -52,7 +52,7 @@ def _handled(function: Callable[..., Any], admission: Callable[..., Admission | 
     @functools.wraps(function)
     async def handler(self: Operations, *args: Any) -> Any:
         start = perf_counter_ns()
-        counter = self.counters.of(name)
+        counter = self.counters[name]
         try:
             if admission is not None and self.gate.closed and (admitted := admission(self, *args)) is not None:
                 await self.gate.admit(*admitted)
@@ -433,9 +433,13 @@ def _attributes(node: Node, stat: os.stat_result) -> EntryAttributes:
     attributes.attr_timeout = CACHE_SECONDS
     attributes.st_mode = stat.st_mode
     attributes.st_nlink = stat.st_nlink
-    attributes.st_uid = stat.st_uid
-    attributes.st_gid = stat.st_gid
-    attributes.st_rdev = stat.st_rdev
+    # They are zero when they are not set, and setting costs more than looking.
+    if stat.st_uid:
+        attributes.st_uid = stat.st_uid
+    if stat.st_gid:
+        attributes.st_gid = stat.st_gid
+    if stat.st_rdev:
+        attributes.st_rdev = stat.st_rdev
     attributes.st_size = stat.st_size
     attributes.st_blksize = stat.st_blksize
     attributes.st_blocks = stat.st_blocks
