@@ -123,7 +123,10 @@ class DirtyTable:
         """A change of ``node`` in this generation, or None when it is not watched."""
         if node.epoch == self._epoch or node.deleted:
             return None
-        if self._excluded and not self.watched(node):
+        parent = node.parent
+        # A file in a directory that is watched is, too, and that is nearly always known.
+        known = parent is not None and parent.change is not None and node.children is None
+        if self._excluded and not known and not self.watched(node):
             node.epoch = self._epoch
             return None
         change = node.change = self._changes[node] = Change()

@@ -25,7 +25,7 @@ from cogfs.fsd.mount.handles import Handle
 from cogfs.fsd.mount.invalidate import Invalidator
 from cogfs.fsd.mount.loop import BurstLoop
 from cogfs.fsd.mount.nodes import Node
-from cogfs.fsd.mount.tree import NOW, Found, Tree
+from cogfs.fsd.mount.tree import CAPABILITY, NOW, Found, Tree
 
 log = logging.getLogger(__name__)
 
@@ -297,7 +297,10 @@ class Operations(pyfuse3.Operations):
 
     @reading
     def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
-        return self.tree.get_attribute(self.tree.nodes.get(inode), name)
+        node = self.tree.nodes.get(inode)
+        if node.capability_free and name == CAPABILITY:
+            raise FUSEError(errno.ENODATA)  # asked before every write, so by the shortest way
+        return self.tree.get_attribute(node, name)
 
     @reading
     def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
@@ -427,22 +430,24 @@ _ABSENT = _absent()
 def _attributes(node: Node, stat: os.stat_result) -> EntryAttributes:
     attributes = EntryAttributes()
     node_id = node.id
+    # To take the tuple apart costs less than to ask for its fields.
+    attributes.st_mode, ino, _, attributes.st_nlink, uid, gid, size, _, _, _ = stat
     # The root is node 1 for the kernel, which is told so by no reply; what programs see is the backing number.
-    attributes.st_ino = stat.st_ino if node_id == 1 else node_id
+    attributes.st_ino = ino if node_id == 1 else node_id
     attributes.entry_timeout = CACHE_SECONDS
     attributes.attr_timeout = CACHE_SECONDS
-    attributes.st_mode = stat.st_mode
-    attributes.st_nlink = stat.st_nlink
     # They are zero when they are not set, and setting costs more than looking.
-    if stat.st_uid:
-        attributes.st_uid = stat.st_uid
-    if stat.st_gid:
-        attributes.st_gid = stat.st_gid
+    if uid:
+        attributes.st_uid = uid
+    if gid:
+        attributes.st_gid = gid
     if stat.st_rdev:
         attributes.st_rdev = stat.st_rdev
-    attributes.st_size = stat.st_size
+    if size:
+        attributes.st_size = size
     attributes.st_blksize = stat.st_blksize
-    attributes.st_blocks = stat.st_blocks
+    if stat.st_blocks:
+        attributes.st_blocks = stat.st_blocks
     attributes.st_atime_ns = stat.st_atime_ns
     attributes.st_mtime_ns = stat.st_mtime_ns
     attributes.st_ctime_ns = stat.st_ctime_ns

@@ -30,7 +30,7 @@ _SYNC_FLAGS = os.O_SYNC | os.O_DSYNC
 #: Never wait for the other end, should something else have taken a file's place.
 _FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
-_CAPABILITY = b"security.capability"
+CAPABILITY = b"security.capability"
 
 Found = tuple[Node, os.stat_result]
 
@@ -375,14 +375,11 @@ class Tree:
 
     def get_attribute(self, node: Node, name: bytes) -> bytes:
         """Value of an extended attribute."""
-        capability = name == _CAPABILITY
-        if capability and node.capability_free:
-            raise OSError(errno.ENODATA, "no such attribute")
         path, follow = self._path(node)
         try:
             return os.getxattr(path, name, follow_symlinks=follow)
         except OSError as error:
-            if capability and error.errno == errno.ENODATA:
+            if name == CAPABILITY and error.errno == errno.ENODATA:
                 node.capability_free = True
             raise
 
