@@ -2,10 +2,18 @@
 
 The worker listens on a Unix socket, one per workspace; the control process connects, sends ``Hello`` and gets
 ``Welcome`` with a descriptor of the backing root (SCM_RIGHTS). After that each ``Request`` gets one ``Reply`` with the
-same number; several may be under way. A frame is a big-endian u32 length and that many bytes of msgpack.
+same number; several may be under way. The worker sends ``Wanted`` by itself. A frame is a big-endian u32 length and
+that many bytes of msgpack.
 
-When a connection ends, the worker behaves as if ``Resume`` had been sent, keeps what was handed over and not yet
-``Committed``, and keeps a guard. A second connection takes the place of the first.
+**Boundaries.** A generation that is ``Committed`` as a boundary belongs to a snapshot whose files are still to be read.
+Until it is ``Sealed``, the worker lets nothing of it be changed before it has written down what it was in the undo log
+(``undolog``), and for the content of a regular file it asks the control process, which captures that and answers with
+``Preserve``. What is not of the boundary (it was not in what the generation handed over, unless that was ``unlisted``)
+is not preserved.
+
+When a connection ends, the worker lets parked calls go on, keeps a guard, keeps its boundaries, and treats what was
+handed over and neither committed nor taken back as a boundary: the next control process says by ``Reconcile`` what it
+was. A second connection takes the place of the first.
 
 Both sides import this module and nothing else of each other.
 """
@@ -17,8 +25,10 @@ from typing import Annotated
 
 import msgspec
 
+from cogfs.fsd.undolog import Was
+
 #: Raised by one whenever a message changes; a control process adopts only workers of its own version.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 #: No frame is larger. One freeze of a million dirty nodes fits.
 MAX_FRAME = 1 << 30
@@ -53,6 +63,11 @@ class Welcome(Message, frozen=True):
     guard: str
     #: Why nothing may be changed, or empty.
     read_only: str
+    #: Generations that are boundaries or may be (they were handed over, and the connection ended before the worker was
+    #: told), the oldest first.
+    boundaries: list[int]
+    #: Why the undo log could not be written, after which nothing was preserved any more; empty: it could.
+    broken: str
 
 
 class DirtyDirectory(Message, frozen=True):
@@ -61,8 +76,10 @@ class DirtyDirectory(Message, frozen=True):
     inode: int
     #: Relative to the root, ``b""`` for the root.
     path: bytes
-    #: Names that were made, removed or replaced; None when any may have been, as in a directory that is new itself.
+    #: Names that were made, removed or replaced; None when any may have been.
     names: list[bytes] | None
+    #: The directory is new itself, and has no other entries than those of ``names``.
+    made: bool
     #: Its own mode, owner or extended attributes changed.
     attributes: bool
     #: It came from a place that is not watched: anything below it may have changed unseen.
@@ -98,28 +115,98 @@ class OpenHandle(Message, frozen=True):
 class Freeze(Message, frozen=True):
     """Park mutating calls, opens for writing among them, and hand over what is dirty. Answer: ``Frozen``.
 
-    No call is under way while the worker carries this out, so there is nothing to wait for. What an earlier generation
-    handed over and was not ``Committed`` is part of what this one hands over. The calls stay parked until ``Resume``,
-    ``Guard`` or the end of the connection.
+    No call is under way while the worker carries this out, so there is nothing to wait for. The calls stay parked until
+    ``Resume``, ``Guard`` or the end of the connection. ``unlisted``: should it become a boundary, everything is of it,
+    as what changed is not known; so it is too when the worker does not know all that changed (see ``Frozen``).
     """
+
+    unlisted: bool = False
 
 
 class Frozen(Message, frozen=True):
     generation: int
-    #: False for the first freeze after the worker started: what changed before is not known.
+    #: False until a generation was committed since the worker started: what changed before is not known.
     complete: bool
+    #: Of the files' clock: what changed later has a ctime that is not earlier.
+    frozen_ns: int
     directories: list[DirtyDirectory]
     files: list[DirtyFile]
 
 
 class Committed(Message, frozen=True):
-    """What generation ``generation`` (and all before) handed over is durable: forget it. Answer: ``Done``."""
+    """What generation ``generation`` handed over is durable. Answer: ``Done``.
+
+    With ``boundary`` it is protected until it is ``Sealed``, and may only be the one handed over last; else it and all
+    before are forgotten.
+    """
+
+    generation: int
+    boundary: bool = False
+
+
+class Sealed(Message, frozen=True):
+    """Boundary ``generation``, and all before, need no protection any more. Answer: ``Done``."""
 
     generation: int
 
 
 class Resume(Message, frozen=True):
-    """Let parked calls go on. Answer: ``Done``."""
+    """Let parked calls go on. What was handed over and not committed belongs to the present generation again.
+    Answer: ``Done``."""
+
+
+class Reconcile(Message, frozen=True):
+    """Of the generations in ``Welcome.boundaries`` these are boundaries; the others were never committed, and belong to
+    the present generation again. The first request after ``Welcome``. Answer: ``Done``."""
+
+    boundaries: list[int]
+
+
+class Wanted(Message, frozen=True):
+    """From the worker, by itself: a call waits until the content of a regular file is captured.
+
+    Sent again to the next control process when the connection ends. Nothing changes the file until ``Preserve``.
+    """
+
+    ticket: int
+    inode: int
+    #: Paths by which the worker knows it, relative to the root; empty when it has no name any more.
+    paths: list[bytes]
+
+
+class Preserve(Message, frozen=True):
+    """What the file of ``Wanted`` is, to be written down; None: it need not be. The call goes on. Answer: ``Done``.
+
+    ``Failed`` with ESTALE when there is no such ticket (any more).
+    """
+
+    ticket: int
+    was: Was | None
+
+
+class Locate(Message, frozen=True):
+    """Where inodes are now. Answer: ``Located``."""
+
+    inodes: list[int]
+
+
+class Located(Message, frozen=True):
+    """A path of each, relative to the root; None when the worker knows none."""
+
+    paths: list[bytes | None]
+
+
+class ListQuiet(Message, frozen=True):
+    """Files with changed content that nobody has open for writing, and that were not changed in the last
+    ``quiet_seconds``: worth capturing ahead of the next boundary. Answer: ``Quiet``."""
+
+    quiet_seconds: float
+    limit: int
+
+
+class Quiet(Message, frozen=True):
+    #: (inode, a path of it).
+    files: list[tuple[int, bytes]]
 
 
 class Guard(Message, frozen=True):
@@ -188,8 +275,22 @@ class Failed(Message, frozen=True):
     reason: str
 
 
-Request = Freeze | Committed | Resume | Guard | Unguard | SetReadOnly | ListHandles | GetStats
-Answer = Frozen | Done | Handles | Stats | Failed
+Request = (
+    Freeze
+    | Committed
+    | Sealed
+    | Resume
+    | Reconcile
+    | Preserve
+    | Locate
+    | ListQuiet
+    | Guard
+    | Unguard
+    | SetReadOnly
+    | ListHandles
+    | GetStats
+)
+Answer = Frozen | Done | Handles | Stats | Located | Quiet | Failed
 
 
 class RequestFrame(msgspec.Struct, array_like=True, frozen=True):
@@ -198,8 +299,10 @@ class RequestFrame(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ReplyFrame(msgspec.Struct, array_like=True, frozen=True):
+    """With number 0 the worker speaks by itself."""
+
     number: int
-    answer: Answer
+    answer: Answer | Wanted
 
 
 Frame = Hello | Welcome | RequestFrame | ReplyFrame

@@ -1,0 +1,215 @@
+"""The undo log of a mounted workspace: what entries and inodes were at a boundary, before they were changed.
+
+While a boundary is not sealed, the worker writes down what an entry or an inode was before it changes it for the first
+time after the latest boundary, and the control process reads that instead of what the files have become. A record of
+boundary ``b`` holds for ``b`` and for every earlier boundary that has no record of its own of the same thing.
+
+One process appends. Each record is written by one system call before the change is made, so a reader that looks at a
+file first and at the log afterwards knows whether what it saw was of the boundary. Records survive the end of any
+process, not the loss of power. A record that was cut off at the end of the file says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterable
+
+import msgspec
+
+_LENGTH = struct.Struct(">I")
+#: No record is larger: extended attributes of 64 KiB and a name fit many times.
+_MAX_RECORD = 16 << 20
+_READ_SIZE = 1 << 20
+
+Xattrs = tuple[tuple[bytes, bytes], ...]
+
+
+class Status(msgspec.Struct, array_like=True, frozen=True):
+    """The part of a ``stat`` that is recorded."""
+
+    inode: int
+    #: ``st_mode``, with the type.
+    mode: int
+    uid: int
+    gid: int
+    nlink: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Status:
+        """From what the system says."""
+        return cls(
+            status.st_ino,
+            status.st_mode,
+            status.st_uid,
+            status.st_gid,
+            status.st_nlink,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
+
+
+class EntryWas(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """An entry of a directory. That of a regular file comes with or after an ``InodeWas`` of the file."""
+
+    boundary: int
+    #: Backing inode of the directory.
+    directory: int
+    name: bytes
+    #: Backing inode that had the name; 0: none.
+    inode: int
+    #: Type bits of its mode; 0 when there was none.
+    kind: int
+
+
+class Was(msgspec.Struct, array_like=True, frozen=True):
+    """All that a snapshot keeps of an inode."""
+
+    status: Status
+    #: Recorded or not: the reader of the log leaves out what snapshots do not keep.
+    xattrs: Xattrs = ()
+    #: Target of a symbolic link.
+    target: bytes = b""
+    #: Object in the store with the content of a regular file; empty for anything else, and when it was not kept.
+    hash: bytes = b""
+    #: Why the content of a regular file was not kept, as a snapshot tells it.
+    reason: str = ""
+
+
+class InodeWas(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """An inode."""
+
+    boundary: int
+    was: Was
+
+
+Record = EntryWas | InodeWas
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def encode(records: Iterable[Record]) -> bytes:
+    """Records as they stand in the log, to be appended by one write."""
+    parts = []
+    for record in records:
+        body = _encoder.encode(record)
+        parts += (_LENGTH.pack(len(body)), body)
+    return b"".join(parts)
+
+
+class UndoLogWriter:
+    """Appends to a log, which is made when it is not there. Use it from one thread."""
+
+    def __init__(self, path: str | bytes) -> None:
+        """OSError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(path, flags, 0o600)
+        self._size = os.fstat(self._fd).st_size
+
+    def append(self, *records: Record) -> None:
+        """One write for all of them. OSError, and the log is as it was: a change that cannot be undone must not be
+        made."""
+        data = encode(records)
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError:
+            os.ftruncate(self._fd, self._size)
+            raise
+        self._size += len(data)
+
+    def clear(self) -> None:
+        """No boundary needs it any more."""
+        if self._size:
+            os.ftruncate(self._fd, 0)
+            self._size = 0
+
+    def close(self) -> None:
+        """Give the descriptor back; the log stays."""
+        os.close(self._fd)
+
+
+class UndoLog:
+    """Reads a log as it grows. Use it from one thread."""
+
+    def __init__(self, path: str | bytes) -> None:
+        self._path = path
+        self._fd = -1
+        self._offset = 0
+        self._rest = b""
+        self._entries: dict[int, dict[bytes, list[EntryWas]]] = {}
+        self._inodes: dict[int, list[InodeWas]] = {}
+
+    def refresh(self) -> None:
+        """Take in what was appended. OSError; ValueError when the log is damaged."""
+        if self._fd < 0:
+            try:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+        while data := os.pread(self._fd, _READ_SIZE, self._offset):
+            self._offset += len(data)
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        data = self._rest + data
+        start = 0
+        while len(data) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, start)
+            if length > _MAX_RECORD:
+                raise ValueError(f"a record of {length} bytes in the undo log")
+            end = start + _LENGTH.size + length
+            if len(data) < end:
+                break
+            self._add(_decode(data[start + _LENGTH.size : end]))
+            start = end
+        self._rest = data[start:]
+
+    def _add(self, record: Record) -> None:
+        if isinstance(record, EntryWas):
+            self._entries.setdefault(record.directory, {}).setdefault(record.name, []).append(record)
+        else:
+            self._inodes.setdefault(record.was.status.inode, []).append(record)
+
+    def entry(self, directory: int, name: bytes, boundary: int) -> EntryWas | None:
+        """What ``name`` in ``directory`` was at ``boundary``; None: what it is."""
+        for record in self._entries.get(directory, {}).get(name, ()):
+            if record.boundary >= boundary:
+                return record
+        return None
+
+    def names(self, directory: int) -> list[bytes]:
+        """The names in ``directory`` of which there is any record."""
+        return list(self._entries.get(directory, ()))
+
+    def inode(self, inode: int, boundary: int) -> Was | None:
+        """What an inode was at ``boundary``; None: what it is."""
+        for record in self._inodes.get(inode, ()):
+            if record.boundary >= boundary:
+                return record.was
+        return None
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def is_file(entry: EntryWas) -> bool:
+    """Whether it was the name of a regular file."""
+    return stat.S_ISREG(entry.kind)
+
+
+def _decode(body: bytes) -> Record:
+    try:
+        return _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"the undo log is damaged: {error}") from error
