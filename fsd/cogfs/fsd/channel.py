@@ -74,6 +74,8 @@ class DirtyDirectory(Message, frozen=True):
     """A directory whose entries changed since the last committed generation."""
 
     inode: int
+    #: Of the directory that holds it; its own for the root.
+    parent: int
     #: Relative to the root, ``b""`` for the root.
     path: bytes
     #: Names that were made, removed or replaced; None when any may have been.
@@ -92,6 +94,8 @@ class DirtyFile(Message, frozen=True):
     inode: int
     #: Every path by which the worker knows it, relative to the root; empty when it has no name any more.
     paths: list[bytes]
+    #: Inodes of the directories that hold these.
+    parents: list[int]
     #: Content as well as attributes.
     content: bool
 

@@ -96,7 +96,7 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 def encode(records: Iterable[Record]) -> bytes:
     """Records as they stand in the log, to be appended by one write."""
-    parts = []
+    parts: list[bytes] = []
     for record in records:
         body = _encoder.encode(record)
         parts += (_LENGTH.pack(len(body)), body)

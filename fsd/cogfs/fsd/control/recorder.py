@@ -1,8 +1,11 @@
-"""Recording: what the files of a workspace are now, as a tree in the store.
+"""Recording: what the files of a workspace are, now or as of a boundary, as a tree in the store.
 
 Two ways lead to the same result. A scan looks at everything and reads what its stat says has changed. An update looks
-only at what a worker saw change (``worklist``). Both read through a descriptor of the backing directory, never through
-the mount, so they can run while the worker parks mutating calls.
+only at what a worker saw change (``worklist``). Both read through descriptors of the backing directory, never through
+the mount, and see it as it was at a boundary (``asof``) while others go on changing it.
+
+What is looked at has to be protected, that is, of the boundary in the worker's sense (see ``channel``): of a name that
+the worker handed over, the inode that has it is, too. What stands above is taken from the records.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
-from cogfs.fsd.control.beneath import Beneath, beneath, join, split
-from cogfs.fsd.control.capture import Vanished, Xattrs, capture_file, read_xattrs
+from cogfs.fsd.control.asof import AsOf
+from cogfs.fsd.control.beneath import join, split
+from cogfs.fsd.control.capture import Vanished, Xattrs, capture_file, is_recorded_xattr, read_xattrs
 from cogfs.fsd.control.recordbook import RecordBook, is_reported
 from cogfs.fsd.control.rules import Rules, is_temporary
 from cogfs.fsd.control.worklist import Work, Worklist
-from cogfs.store.schema import DirectoryRow, Kind, OpaqueReason, StatRow, Sums, TreeEntry
+from cogfs.fsd.undolog import EntryWas, Status, Was
+from cogfs.store.schema import NO_HASH, DirectoryRow, Kind, OpaqueReason, Skipped, StatRow, Sums, TreeEntry
 from cogfs.store.store import Store
 
 #: A file changed within this time before it was recorded may change again without a trace in its stat.
@@ -33,24 +38,29 @@ _BATCH = 16
 
 
 class Recorded:
-    """What a recording found. ``hashed``: files that were read."""
+    """What a recording found. ``hashed``: files that were read. ``failed``: what could not be found as it was at the
+    boundary; with any of it the recording is worth nothing."""
 
-    __slots__ = ("hashed", "root", "root_inode", "sums")
+    __slots__ = ("failed", "hashed", "root", "root_inode", "sums")
 
-    def __init__(self, root: TreeEntry, root_inode: int, sums: Sums, hashed: int) -> None:
+    def __init__(
+        self, root: TreeEntry, root_inode: int, sums: Sums, hashed: int, failed: tuple[Skipped, ...] = ()
+    ) -> None:
         self.root = root
         self.root_inode = root_inode
         self.sums = sums
         self.hashed = hashed
+        self.failed = failed
 
 
 class _Frame:
-    """A directory that is being recorded."""
+    """A directory that is being recorded. ``fd`` is -1 when it is no more."""
 
     __slots__ = (
         "batches",
         "fd",
         "inode",
+        "looked",
         "name",
         "old",
         "old_recorded_ns",
@@ -59,6 +69,7 @@ class _Frame:
         "pending",
         "rows",
         "started_ns",
+        "status",
         "subdirectories",
     )
 
@@ -71,37 +82,50 @@ class _Frame:
         self.old = {row.entry.name: row for row in old.rows} if old is not None else {}
         self.old_recorded_ns = old.recorded_ns if old is not None else 0
         self.rows: dict[bytes, StatRow] = {}
-        self.pending: list[tuple[bytes, os.stat_result]] = []
+        #: Names that were looked at, with the inode that each is known to be of; 0: that is not known.
+        self.looked: dict[bytes, int] = {}
+        self.pending: list[tuple[bytes, Status]] = []
         self.batches: list[Future[list[tuple[bytes, StatRow | None]]]] = []
-        self.subdirectories: list[tuple[bytes, os.stat_result]] = []
+        self.subdirectories: list[tuple[bytes, Status]] = []
         self.started_ns = time.time_ns()
+        #: Its own, when it is recorded on the way down.
+        self.status: Status | None = None
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
-def _status(entry: TreeEntry, status: os.stat_result, sums: Sums | None = None) -> StatRow:
+def _status(entry: TreeEntry, status: Status, sums: Sums | None = None) -> StatRow:
     return StatRow(
         entry,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_mode,
-        status.st_nlink,
+        status.inode,
+        status.size,
+        status.mtime_ns,
+        status.ctime_ns,
+        status.mode,
+        status.nlink,
         sums,
     )
 
 
-def _opaque(name: bytes, status: os.stat_result, reason: OpaqueReason) -> StatRow:
-    return _status(TreeEntry(name, Kind.OPAQUE, stat.S_IFMT(status.st_mode), target=reason.encode()), status)
+def _opaque(name: bytes, status: Status, reason: OpaqueReason) -> StatRow:
+    return _status(TreeEntry(name, Kind.OPAQUE, stat.S_IFMT(status.mode), target=reason.encode()), status)
 
 
 def same_stat(row: StatRow, status: os.stat_result) -> bool:
     """Whether a file has the stat that was recorded."""
+    return _same(row, Status.of(status))
+
+
+def _same(row: StatRow, status: Status) -> bool:
     return (
-        row.inode == status.st_ino
-        and row.size == status.st_size
-        and row.mtime_ns == status.st_mtime_ns
-        and row.ctime_ns == status.st_ctime_ns
-        and row.mode == status.st_mode
+        row.inode == status.inode
+        and row.size == status.size
+        and row.mtime_ns == status.mtime_ns
+        and row.ctime_ns == status.ctime_ns
+        and row.mode == status.mode
     )
 
 
@@ -137,174 +161,240 @@ class Recorder:
         root_fd: int,
         rules: Rules,
         pool: ThreadPoolExecutor,
+        asof: AsOf | None = None,
     ) -> None:
+        """Without ``asof``: the files as they are, which nobody may change meanwhile."""
         self._store = store
         self._book = book
         self._root_fd = root_fd
         self._rules = rules
         self._pool = pool
+        self._asof = asof or AsOf(root_fd)
+        self._own = asof is None
         self._owners = os.geteuid() == 0
         self._device = os.fstat(root_fd).st_dev
         self._hashed = 0
+        self._failed: list[Skipped] = []
         self._removed: set[int] = set()
         self._arrived: set[int] = set()
+        #: Hard-linked files that were recorded, by inode.
+        self._linked: dict[int, StatRow] = {}
         #: What the worker saw, which is believed where ``_tracked`` says so: in an update, but not in what it scans.
-        self._worklist = Worklist(book, root_fd, rules)
+        self._worklist = Worklist(book, rules)
         self._tracked = False
 
     # --- the two ways ------------------------------------------------------------------------------------------------
 
     def scan(self) -> Recorded:
         """Look at everything. OSError when the root cannot be read, store errors when the store fails."""
-        fd = os.open(b".", _OPEN, dir_fd=self._root_fd)
-        inode = os.fstat(fd).st_ino
-        self._scan(b"", b"", fd, inode)
-        return self._finish(inode)
+        try:
+            fd = os.open(b".", _OPEN, dir_fd=self._root_fd)
+            inode = os.fstat(fd).st_ino
+            self._scan(b"", b"", fd, inode, inode)
+            return self._finish(inode, None)
+        finally:
+            self._let_go()
 
-    def update(self, directories: Sequence[DirtyDirectory], files: Sequence[DirtyFile]) -> Recorded | None:
-        """Look at what changed. None when what is recorded does not suffice, and a scan is needed."""
-        inode = os.fstat(self._root_fd).st_ino
-        if self._book.directory(inode) is None:
-            return None
-        worklist = self._worklist
-        if not worklist.collect(directories, files):
-            return None
-        self._tracked = True
-        self._removed |= worklist.left_out
-        with beneath(self._root_fd) as reach:
-            worklist.gather_moved(reach)
-            for path, work in worklist.deepest_first():
-                if self._update_directory(path, work, reach) and path:
-                    worklist.add(path)
-        return self._finish(inode)
+    def update(
+        self, directories: Sequence[DirtyDirectory], files: Sequence[DirtyFile], root: TreeEntry
+    ) -> Recorded | None:
+        """Look at what changed. ``root``: the directory at the root as it was recorded. None when nothing is recorded,
+        and a scan is needed."""
+        try:
+            inode = os.fstat(self._root_fd).st_ino
+            if self._book.directory(inode) is None:
+                return None
+            worklist = self._worklist
+            worklist.collect(directories, files)
+            self._tracked = True
+            self._removed |= worklist.left_out
+            for work in worklist.deepest_first():
+                self._update_directory(work, inode)
+            return self._finish(inode, None if worklist.root_changed else root)
+        finally:
+            self._let_go()
 
     def single(self, parent: bytes, name: bytes, fd: int) -> TreeEntry | None:
         """One name, in the directory that ``fd`` is of, with all below it; None when it has gone."""
         above = os.open(b".", _OPEN, dir_fd=fd)
         frame = _Frame(parent, b"", above, os.fstat(above).st_ino, 0, None)
         try:
-            self._look(frame, (name,))
-            for child, status in frame.subdirectories:
-                child_fd = self._open_child(frame, child, status)
-                if child_fd is not None:
-                    self._scan(join(parent, child), child, child_fd, frame.inode)
-                    self._adopt(frame, child, status)
+            self._look(frame, {name: 0})
+            self._descend(frame)
             self._close(frame)
         finally:
-            os.close(above)
+            frame.close()
+            self._let_go()
         row = frame.rows.get(name)
         return row.entry if row is not None else None
 
-    def _finish(self, root_inode: int) -> Recorded:
+    def _finish(self, root_inode: int, root: TreeEntry | None) -> Recorded:
         for inode in self._removed - self._arrived:
             self._book.drop_tree(inode, self._arrived)
+        self._renew_links(root_inode)
         row = self._book.directory(root_inode)
         if row is None:
             raise OSError(errno.ESTALE, "the root of the workspace has changed")
-        status = os.fstat(self._root_fd)
-        root = self._directory_entry(b"", status, row, read_xattrs(b".", self._root_fd))
-        return Recorded(root, root_inode, row.sums, self._hashed)
+        if root is not None:
+            root = msgspec.structs.replace(root, hash=row.tree_hash)
+        else:
+            status = Status.of(os.fstat(self._root_fd))
+            xattrs = read_xattrs(b".", self._root_fd)
+            self._asof.refresh()
+            was = self._asof.inode(root_inode)
+            if was is not None:
+                status, xattrs = was.status, _kept(was.xattrs)
+            root = self._directory_entry(b"", status, row, xattrs)
+        return Recorded(root, root_inode, row.sums, self._hashed, tuple(self._failed))
+
+    def _let_go(self) -> None:
+        if self._own:
+            self._asof.close()
 
     # --- directories --------------------------------------------------------------------------------------------------
 
-    def _update_directory(self, path: bytes, work: Work, reach: Beneath) -> bool:
-        """Record one directory anew. Whether the directory that holds it has to look at it."""
-        try:
-            there = reach.directory(path)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EXDEV, errno.EACCES, errno.ELOOP):
-                return error.errno in (errno.EXDEV, errno.EACCES)
-            raise
-        status = os.fstat(there)
-        old = self._book.directory(status.st_ino)
-        parent_path, name = split(path)
-        parent = os.fstat(reach.directory(parent_path)).st_ino if path else status.st_ino
-        there = reach.directory(path)
-        fd = os.open(b".", _OPEN, dir_fd=there)
-        if work.subtree or (old is not None and self._other_rules(status.st_ino, path)):
-            self._scan(path, name, fd, parent)
-            return True
-        frame = _Frame(path, name, fd, status.st_ino, parent, old)
-        try:
-            if work.names is None or old is None:
-                names: Iterable[bytes] = [os.fsencode(entry) for entry in os.listdir(fd)]
-            else:
-                names = work.names
-                for other, row in frame.old.items():
-                    if other not in work.names:
-                        frame.rows[other] = row
-            self._look(frame, names)
-            for child, child_status in frame.subdirectories:
-                child_fd = self._open_child(frame, child, child_status)
-                if child_fd is not None:
-                    self._scan(join(path, child), child, child_fd, frame.inode)
-                    self._adopt(frame, child, child_status)
-            now = self._close(frame)
-        finally:
-            os.close(fd)
-        return old is None or _seen_from_above(now) != _seen_from_above(old)
+    def _update_directory(self, work: Work, root_inode: int) -> None:
+        """Record one directory anew, and have the one that holds it look at it when it has become another."""
+        inode, path = work.inode, work.path
+        recorded = self._book.directory(inode)
+        old = None if work.made else recorded
+        parent = work.parent or (recorded.parent if recorded is not None else 0)
+        name = work.name or (recorded.name if recorded is not None else b"")
+        if inode == root_inode:
+            parent, name = inode, b""
+        elif not parent:
+            # It is recorded nowhere: the one that holds it has it among its names, and scans it.
+            return
+        if work.subtree or (old is None and not work.made) or (old is not None and self._other_rules(inode, path)):
+            fd = self._asof.open(inode, path)
+            if fd < 0 and self._asof.present:
+                return
+            self._scan(path, name, fd, inode, parent)
+            now = self._book.directory(inode)
+        else:
+            now = self._update_names(work, name, parent, old)
+        if now is None or inode == root_inode:
+            return
+        if old is None or _seen_from_above(now) != _seen_from_above(old):
+            self._worklist.at(parent, split(path)[0]).children[inode] = name
 
-    def _scan(self, path: bytes, name: bytes, fd: int, parent: int) -> None:
+    def _update_names(self, work: Work, name: bytes, parent: int, old: DirectoryRow | None) -> DirectoryRow | None:
+        names = {**dict.fromkeys(work.names, 0), **work.expected}
+        fd = self._asof.open(work.inode, work.path) if names else -1
+        if fd < 0 and names and self._asof.present:
+            return None
+        frame = _Frame(work.path, name, fd, work.inode, parent, old)
+        try:
+            for other, row in frame.old.items():
+                if other not in names:
+                    frame.rows[other] = row
+            self._look(frame, names)
+            self._descend(frame)
+            for child, child_name in work.children.items():
+                row_above = frame.rows.get(child_name)
+                if row_above is not None and row_above.inode == child and child_name not in names:
+                    frame.rows[child_name] = self._renewed(frame, row_above)
+            return self._close(frame)
+        finally:
+            frame.close()
+
+    def _renewed(self, frame: _Frame, row: StatRow) -> StatRow:
+        """The row of a subdirectory that was recorded anew, and is what it was in every other respect."""
+        below = self._book.directory(row.inode)
+        if below is None:
+            raise OSError(errno.ESTALE, "a directory was replaced while it was recorded", row.entry.name)
+        if below.parent != frame.inode or below.name != row.entry.name:
+            below = msgspec.structs.replace(below, parent=frame.inode, name=row.entry.name)
+            self._book.put_directory(row.inode, below)
+        return msgspec.structs.replace(
+            row, entry=msgspec.structs.replace(row.entry, hash=below.tree_hash), sums=below.sums
+        )
+
+    def _descend(self, frame: _Frame) -> None:
+        """Record the subdirectories that were found in a directory and are not recorded."""
+        for child, status in frame.subdirectories:
+            child_fd = self._open_child(frame, child, status)
+            if child_fd is not None:
+                xattrs = _xattrs_of(child_fd)
+                self._scan(join(frame.path, child), child, child_fd, status.inode, frame.inode)
+                self._adopt(frame, child, status, xattrs)
+
+    def _scan(self, path: bytes, name: bytes, fd: int, inode: int, parent: int) -> None:
         """Record a directory and everything below it by stat. Takes ``fd``."""
         tracked, self._tracked = self._tracked, False
         stack: list[_Frame] = []
         try:
-            stack.append(self._open_frame(path, name, fd, parent))
+            stack.append(self._open_frame(path, name, fd, inode, parent))
             while True:
                 frame = stack[-1]
                 if frame.subdirectories:
                     child, status = frame.subdirectories.pop()
                     child_fd = self._open_child(frame, child, status)
                     if child_fd is not None:
-                        stack.append(self._open_frame(join(frame.path, child), child, child_fd, frame.inode))
+                        where = join(frame.path, child)
+                        below = self._open_frame(where, child, child_fd, status.inode, frame.inode)
+                        below.status = status
+                        stack.append(below)
                     continue
                 self._close(frame)
-                os.close(frame.fd)
+                xattrs = _xattrs_of(frame.fd)
+                frame.close()
                 stack.pop()
                 if not stack:
                     return
-                above = stack[-1]
-                self._adopt(above, frame.name, os.stat(frame.name, dir_fd=above.fd, follow_symlinks=False))
+                assert frame.status is not None
+                self._adopt(stack[-1], frame.name, frame.status, xattrs)
         finally:
             self._tracked = tracked
             for frame in stack:
-                os.close(frame.fd)
+                frame.close()
 
-    def _open_frame(self, path: bytes, name: bytes, fd: int, parent: int) -> _Frame:
+    def _open_frame(self, path: bytes, name: bytes, fd: int, inode: int, parent: int) -> _Frame:
+        frame = _Frame(path, name, fd, inode, parent, self._book.directory(inode))
         try:
-            inode = os.fstat(fd).st_ino
-            frame = _Frame(path, name, fd, inode, parent, self._book.directory(inode))
-            self._look(frame, [os.fsencode(entry) for entry in os.listdir(fd)])
+            names = dict.fromkeys(map(os.fsencode, os.listdir(fd)), 0) if fd >= 0 else {}
+            self._asof.refresh()
+            names.update(dict.fromkeys(self._asof.names(inode), 0))
+            self._look(frame, names)
         except BaseException:
-            os.close(fd)
+            frame.close()
             raise
         return frame
 
-    def _open_child(self, frame: _Frame, name: bytes, status: os.stat_result) -> int | None:
-        """A descriptor of a subdirectory; None when it cannot be read, which is then recorded, or has gone."""
-        try:
-            return os.open(name, _OPEN, dir_fd=frame.fd)
-        except PermissionError:
-            frame.rows[name] = _opaque(name, status, OpaqueReason.UNREADABLE)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                raise
-        return None
+    def _open_child(self, frame: _Frame, name: bytes, status: Status) -> int | None:
+        """A descriptor of a subdirectory, -1 when it is no more and the log has what was in it; None when it cannot be
+        read, which is then recorded, or has gone."""
+        fd = -1
+        if frame.fd >= 0:
+            try:
+                fd = os.open(name, _OPEN, dir_fd=frame.fd)
+            except PermissionError:
+                frame.rows[name] = _opaque(name, status, OpaqueReason.UNREADABLE)
+                return None
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise
+        if fd >= 0 and os.fstat(fd).st_ino == status.inode:
+            return fd
+        if fd >= 0:
+            os.close(fd)
+        if self._asof.present:
+            return None
+        return self._asof.open(status.inode, join(frame.path, name))
 
-    def _adopt(self, frame: _Frame, name: bytes, status: os.stat_result) -> None:
+    def _adopt(self, frame: _Frame, name: bytes, status: Status, xattrs: Xattrs) -> None:
         """Put a recorded subdirectory into the directory that holds it."""
-        row = self._book.directory(status.st_ino)
+        row = self._book.directory(status.inode)
         if row is None:
             raise OSError(errno.ESTALE, "a directory was replaced while it was recorded", name)
         if row.parent != frame.inode or row.name != name:
             row = msgspec.structs.replace(row, parent=frame.inode, name=name)
-            self._book.put_directory(status.st_ino, row)
-        xattrs = read_xattrs(name, frame.fd)
+            self._book.put_directory(status.inode, row)
         frame.rows[name] = _status(self._directory_entry(name, status, row, xattrs), status, row.sums)
 
-    def _directory_entry(self, name: bytes, status: os.stat_result, row: DirectoryRow, xattrs: Xattrs) -> TreeEntry:
+    def _directory_entry(self, name: bytes, status: Status, row: DirectoryRow, xattrs: Xattrs) -> TreeEntry:
         uid, gid = self._owner(status)
-        mode = stat.S_IMODE(status.st_mode)
+        mode = stat.S_IMODE(status.mode)
         return TreeEntry(name, Kind.DIRECTORY, mode, hash=row.tree_hash, xattrs=xattrs, uid=uid, gid=gid)
 
     def _close(self, frame: _Frame) -> DirectoryRow:
@@ -315,6 +405,8 @@ class Recorder:
                 if row is not None:
                     frame.rows[name] = row
                     self._hashed += row.entry.kind is Kind.FILE
+        if not self._asof.present:
+            self._take_back(frame)
         rows = tuple(frame.rows[name] for name in sorted(frame.rows))
         self._follow_links(frame, rows)
         before = {row.inode for row in frame.old.values() if row.entry.kind is Kind.DIRECTORY}
@@ -332,52 +424,166 @@ class Recorder:
             if row.entry.link_group:
                 now.add(row.inode)
                 self._book.add_link(row.inode, row.entry.link_group, frame.inode)
+                if row.entry.name in frame.looked:
+                    self._linked[row.inode] = row
         for row in frame.old.values():
             if row.entry.link_group and row.inode not in now:
                 self._book.remove_link(row.inode, frame.inode)
 
+    # --- names that the worker does not know --------------------------------------------------------------------------
+
+    def _renew_links(self, root_inode: int) -> None:
+        """Hard-linked files that changed have names which were not looked at: in them they are the same."""
+        for inode in self._worklist.linked:
+            link = self._book.link(inode)
+            for directory in link[1] if link is not None else ():
+                recorded = self._book.directory(directory)
+                if recorded is None:
+                    continue
+                rows = tuple(
+                    self._as_linked(directory, row) if row.inode == inode and row.entry.link_group else row
+                    for row in recorded.rows
+                )
+                if rows != recorded.rows:
+                    self._put_rows(directory, recorded, rows)
+                    self._renew_above(directory, root_inode)
+
+    def _as_linked(self, directory: int, row: StatRow) -> StatRow:
+        """A name of a hard-linked file, as the file is by its other names."""
+        known = self._linked.get(row.inode)
+        if known is None:
+            known = self._linked[row.inode] = self._capture_link(directory, row)
+        return msgspec.structs.replace(known, entry=msgspec.structs.replace(known.entry, name=row.entry.name))
+
+    def _capture_link(self, directory: int, row: StatRow) -> StatRow:
+        """What a file is of which a recorded name alone is known."""
+        path = self._book.path_of(directory) or b""
+        fd = self._asof.open(directory, path)
+        frame = _Frame(path, b"", fd, directory, 0, None)
+        try:
+            self._look(frame, {row.entry.name: row.inode})
+            self._submit(frame)
+            for batch in frame.batches:
+                for name, found in batch.result():
+                    if found is not None:
+                        frame.rows[name] = found
+                        self._hashed += 1
+            if not self._asof.present:
+                self._take_back(frame)
+        finally:
+            frame.close()
+        return frame.rows.get(row.entry.name, row)
+
+    def _put_rows(self, inode: int, recorded: DirectoryRow, rows: tuple[StatRow, ...]) -> None:
+        tree_hash = self._store.put_tree([row.entry for row in rows])
+        self._book.put_directory(
+            inode, msgspec.structs.replace(recorded, tree_hash=tree_hash, rows=rows, sums=_sum(rows))
+        )
+
+    def _renew_above(self, inode: int, root_inode: int) -> None:
+        """A directory was recorded anew after those above it: so are they."""
+        while inode != root_inode:
+            below = self._book.directory(inode)
+            above = self._book.directory(below.parent) if below is not None else None
+            if below is None or above is None:
+                return
+            rows = tuple(
+                msgspec.structs.replace(
+                    row, entry=msgspec.structs.replace(row.entry, hash=below.tree_hash), sums=below.sums
+                )
+                if row.inode == inode and row.entry.kind is Kind.DIRECTORY
+                else row
+                for row in above.rows
+            )
+            self._put_rows(below.parent, above, rows)
+            inode = below.parent
+
     # --- names --------------------------------------------------------------------------------------------------------
 
-    def _look(self, frame: _Frame, names: Iterable[bytes]) -> None:
-        """Find out what each name is now; what has to be read is read in the background until the frame closes."""
-        for name in names:
+    def _look(self, frame: _Frame, names: Mapping[bytes, int]) -> None:
+        """Find out what each name is, of the inode that is given with it or, with 0, of any; what has to be read is
+        read in the background until the frame closes."""
+        present = self._asof.present
+        for name, expected in names.items():
             if is_temporary(name):
                 continue
-            try:
-                status = os.stat(name, dir_fd=frame.fd, follow_symlinks=False)
-            except FileNotFoundError:
+            frame.looked[name] = expected
+            was = None if present else self._asof.entry(frame.inode, name)
+            if was is not None:
+                self._look_back(frame, name, was)
                 continue
+            try:
+                found = os.stat(name, dir_fd=frame.fd, follow_symlinks=False) if frame.fd >= 0 else None
+            except FileNotFoundError:
+                found = None
             except PermissionError:
                 # A directory that may be listed and not entered.
                 entry = TreeEntry(name, Kind.OPAQUE, target=OpaqueReason.UNREADABLE.encode())
                 frame.rows[name] = StatRow(entry, 0, 0, 0, 0, 0, 0)
                 continue
-            self._look_at(frame, name, status)
+            if not present:
+                self._asof.refresh()
+                was = self._asof.entry(frame.inode, name)
+                if was is not None:
+                    self._look_back(frame, name, was)
+                    continue
+                if expected and (found is None or found.st_ino != expected):
+                    self._look_for(frame, name, expected)
+                    continue
+            if found is not None:
+                self._look_at(frame, name, Status.of(found), found.st_dev)
 
-    def _look_at(self, frame: _Frame, name: bytes, status: os.stat_result) -> None:
-        mode = status.st_mode
+    def _look_back(self, frame: _Frame, name: bytes, was: EntryWas) -> None:
+        """A name, by what the log has of it."""
+        if was.inode:
+            self._look_for(frame, name, was.inode)
+
+    def _look_for(self, frame: _Frame, name: bytes, inode: int) -> None:
+        """A name that was of ``inode``, and may not be any more."""
+        was = self._asof.inode(inode)
+        if was is not None and not stat.S_ISDIR(was.status.mode):
+            frame.rows[name] = self._row_of(frame, name, was)
+            return
+        fd = self._asof.open(inode, join(frame.path, name))
+        if fd >= 0:
+            try:
+                found = os.fstat(fd)
+            finally:
+                os.close(fd)
+            self._look_at(frame, name, was.status if was is not None else Status.of(found), found.st_dev)
+        elif was is not None:
+            self._look_at(frame, name, was.status, self._device)
+        else:
+            self._fail(frame, name, "it has gone")
+
+    def _look_at(self, frame: _Frame, name: bytes, status: Status, device: int) -> None:
+        mode = status.mode
         directory = stat.S_ISDIR(mode)
         path = join(frame.path, name)
         if self._rules.excludes(path, name, directory=directory):
             frame.rows[name] = _opaque(name, status, OpaqueReason.EXCLUDED)
         elif directory:
-            self._look_at_directory(frame, name, status, path)
+            self._look_at_directory(frame, name, status, path, device)
         elif stat.S_ISREG(mode):
-            self._look_at_file(frame, name, status, path)
+            self._look_at_file(frame, name, status)
         elif stat.S_ISLNK(mode):
             self._look_at_link(frame, name, status)
         else:
             frame.rows[name] = _opaque(name, status, OpaqueReason.SPECIAL)
 
-    def _look_at_directory(self, frame: _Frame, name: bytes, status: os.stat_result, path: bytes) -> None:
-        if status.st_dev != self._device:
+    def _look_at_directory(self, frame: _Frame, name: bytes, status: Status, path: bytes, device: int) -> None:
+        if device != self._device:
             frame.rows[name] = _opaque(name, status, OpaqueReason.SUBMOUNT)
         elif (
             self._tracked
-            and self._book.directory(status.st_ino) is not None
-            and not self._other_rules(status.st_ino, path)
+            and self._book.directory(status.inode) is not None
+            and not self._other_rules(status.inode, path)
         ):
-            self._adopt(frame, name, status)
+            fd = self._asof.open(status.inode, path)
+            xattrs = _xattrs_of(fd)
+            if fd >= 0:
+                os.close(fd)
+            self._adopt(frame, name, status, xattrs)
         else:
             frame.subdirectories.append((name, status))
 
@@ -385,7 +591,7 @@ class Recorder:
         """Whether what was recorded below a directory may have been left out, or not, because of where it stood."""
         return self._rules.by_place and self._book.path_of(inode) != path
 
-    def _look_at_link(self, frame: _Frame, name: bytes, status: os.stat_result) -> None:
+    def _look_at_link(self, frame: _Frame, name: bytes, status: Status) -> None:
         try:
             target = os.readlink(name, dir_fd=frame.fd)
         except OSError:
@@ -393,8 +599,8 @@ class Recorder:
         uid, gid = self._owner(status)
         frame.rows[name] = _status(TreeEntry(name, Kind.SYMLINK, target=target, uid=uid, gid=gid), status)
 
-    def _look_at_file(self, frame: _Frame, name: bytes, status: os.stat_result, path: bytes) -> None:
-        if self._rules.too_large(status.st_size):
+    def _look_at_file(self, frame: _Frame, name: bytes, status: Status) -> None:
+        if self._rules.too_large(status.size):
             frame.rows[name] = _opaque(name, status, OpaqueReason.TOO_LARGE)
             return
         old = frame.old.get(name)
@@ -407,68 +613,116 @@ class Recorder:
             return
         known = self._known_content(status, old)
         if known is not None:
-            frame.rows[name] = self._file_row(name, known, status, frame.fd, group)
+            frame.rows[name] = self._file_row(name, known.hash, status, read_xattrs(name, frame.fd), group)
             return
         frame.pending.append((name, status))
         if len(frame.pending) >= _BATCH:
             self._submit(frame)
 
-    def _unchanged(self, frame: _Frame, old: StatRow, status: os.stat_result) -> bool:
+    def _unchanged(self, frame: _Frame, old: StatRow, status: Status) -> bool:
         """Whether a name is what was recorded, as far as its stat and what the worker saw can tell."""
-        if old.entry.kind is not Kind.FILE or not same_stat(old, status):
+        if old.entry.kind is not Kind.FILE or not _same(old, status):
             return False
         if self._tracked:
-            return status.st_ino not in self._worklist.touched
-        return max(status.st_mtime_ns, status.st_ctime_ns) < frame.old_recorded_ns - RACY_NS
+            return status.inode not in self._worklist.touched
+        return max(status.mtime_ns, status.ctime_ns) < frame.old_recorded_ns - RACY_NS
 
-    def _known_content(self, status: os.stat_result, old: StatRow | None) -> TreeEntry | None:
+    def _known_content(self, status: Status, old: StatRow | None) -> TreeEntry | None:
         """The entry whose content a file still has though its stat moved: renamed, or given another mode or time."""
         seen = self._worklist
-        if not self._tracked or status.st_ino in seen.written:
+        if not self._tracked or status.inode in seen.written:
             return None
-        if old is None or old.inode != status.st_ino:
-            old = seen.moved.get(status.st_ino)
-        if old is None or old.entry.kind is not Kind.FILE or old.size != status.st_size:
+        if old is None or old.inode != status.inode:
+            old = seen.moved.get(status.inode)
+        if old is None or old.entry.kind is not Kind.FILE or old.size != status.size:
             return None
-        if old.mtime_ns != status.st_mtime_ns and status.st_ino not in seen.touched:
+        if old.mtime_ns != status.mtime_ns and status.inode not in seen.touched:
             return None
         return old.entry
 
-    def _group(self, status: os.stat_result, old: StatRow | None) -> int:
-        if status.st_nlink < 2:
-            if old is not None and old.entry.link_group and old.inode == status.st_ino:
-                self._book.drop_link(status.st_ino)
+    def _group(self, status: Status, old: StatRow | None) -> int:
+        if status.nlink < 2:
+            if old is not None and old.entry.link_group and old.inode == status.inode:
+                self._book.drop_link(status.inode)
             return 0
-        return self._book.group(status.st_ino)
+        return self._book.group(status.inode)
 
-    def _file_row(self, name: bytes, content: TreeEntry, status: os.stat_result, fd: int, group: int) -> StatRow:
+    def _file_row(self, name: bytes, content: bytes, status: Status, xattrs: Xattrs, group: int) -> StatRow:
         uid, gid = self._owner(status)
         entry = TreeEntry(
             name,
             Kind.FILE,
-            stat.S_IMODE(status.st_mode),
-            status.st_size,
-            content.hash,
-            xattrs=read_xattrs(name, fd),
+            stat.S_IMODE(status.mode),
+            status.size,
+            content,
+            xattrs=xattrs,
             link_group=group,
             uid=uid,
             gid=gid,
         )
         return _status(entry, status)
 
-    def _owner(self, status: os.stat_result) -> tuple[int, int]:
-        return (status.st_uid, status.st_gid) if self._owners else (-1, -1)
+    def _owner(self, status: Status) -> tuple[int, int]:
+        return (status.uid, status.gid) if self._owners else (-1, -1)
+
+    # --- as of a boundary ---------------------------------------------------------------------------------------------
+
+    def _take_back(self, frame: _Frame) -> None:
+        """What was seen, and changed before or while it was read, is taken from the log."""
+        self._asof.refresh()
+        for name, expected in frame.looked.items():
+            was = self._asof.entry(frame.inode, name)
+            row = frame.rows.get(name)
+            if was is not None and not was.inode:
+                frame.rows.pop(name, None)
+                continue
+            inode = was.inode if was is not None else expected or (row.inode if row is not None else 0)
+            known = self._asof.inode(inode) if inode else None
+            if known is not None:
+                if not stat.S_ISDIR(known.status.mode):
+                    frame.rows[name] = self._row_of(frame, name, known)
+                elif row is not None and row.entry.kind is Kind.DIRECTORY and row.inode == inode:
+                    recorded = self._book.directory(inode)
+                    assert recorded is not None
+                    entry = self._directory_entry(name, known.status, recorded, _kept(known.xattrs))
+                    frame.rows[name] = _status(entry, known.status, recorded.sums)
+            elif inode and (row is None or row.inode not in (0, inode)):
+                if not any(one.path == join(frame.path, name) for one in self._failed):
+                    self._fail(frame, name, "it was replaced past the mount")
+            elif row is not None and row.ctime_ns > self._asof.frozen_ns and _is_read(row):
+                self._fail(frame, name, "it was changed past the mount")
+
+    def _row_of(self, frame: _Frame, name: bytes, was: Was) -> StatRow:
+        """The row of anything but a directory, by what the log has of its inode."""
+        status = was.status
+        path = join(frame.path, name)
+        if self._rules.excludes(path, name, directory=False):
+            return _opaque(name, status, OpaqueReason.EXCLUDED)
+        if stat.S_ISLNK(status.mode):
+            uid, gid = self._owner(status)
+            return _status(TreeEntry(name, Kind.SYMLINK, target=was.target, uid=uid, gid=gid), status)
+        if not stat.S_ISREG(status.mode):
+            return _opaque(name, status, OpaqueReason.SPECIAL)
+        if self._rules.too_large(status.size):
+            return _opaque(name, status, OpaqueReason.TOO_LARGE)
+        if was.hash == NO_HASH:
+            return _opaque(name, status, OpaqueReason(was.reason or OpaqueReason.UNREADABLE))
+        group = self._group(status, frame.old.get(name))
+        return self._file_row(name, was.hash, status, _kept(was.xattrs), group)
+
+    def _fail(self, frame: _Frame, name: bytes, why: str) -> None:
+        self._failed.append(Skipped(join(frame.path, name), why))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _submit(self, frame: _Frame) -> None:
         if frame.pending:
-            groups = {name: self._book.group(status.st_ino) for name, status in frame.pending if status.st_nlink > 1}
+            groups = {name: self._book.group(status.inode) for name, status in frame.pending if status.nlink > 1}
             frame.batches.append(self._pool.submit(self._read, frame.fd, frame.pending, groups))
             frame.pending = []
 
     def _read(
-        self, fd: int, names: Sequence[tuple[bytes, os.stat_result]], groups: Mapping[bytes, int]
+        self, fd: int, names: Sequence[tuple[bytes, Status]], groups: Mapping[bytes, int]
     ) -> list[tuple[bytes, StatRow | None]]:
         """Capture files; runs in the pool. None for one that has gone."""
         found: list[tuple[bytes, StatRow | None]] = []
@@ -481,9 +735,24 @@ class Recorder:
             if isinstance(content, OpaqueReason):
                 found.append((name, _opaque(name, status, content)))
                 continue
-            entry = TreeEntry(name, Kind.FILE, hash=content.hash)
-            found.append((name, self._file_row(name, entry, content.stat, fd, groups.get(name, 0))))
+            now = Status.of(content.stat)
+            found.append((name, self._file_row(name, content.hash, now, read_xattrs(name, fd), groups.get(name, 0))))
         return found
+
+
+def _is_read(row: StatRow) -> bool:
+    """Whether the row tells what was in a file or link."""
+    return row.entry.kind in (Kind.FILE, Kind.SYMLINK)
+
+
+def _kept(xattrs: Xattrs) -> Xattrs:
+    """Those of the log that a snapshot keeps."""
+    return tuple(sorted((name, value) for name, value in xattrs if is_recorded_xattr(name)))
+
+
+def _xattrs_of(fd: int) -> Xattrs:
+    """Those of an open directory; the log has them when it is no more."""
+    return read_xattrs(b".", fd) if fd >= 0 else ()
 
 
 def _seen_from_above(row: DirectoryRow) -> tuple[bytes, Sums, int, bytes]:

@@ -1,16 +1,15 @@
 """What an update has to look at: names in directories, found from what a worker saw change.
 
-Knows what was recorded and what the worker says, and looks at nothing but which directory stands at a path: the
-looking is done by ``recorder``.
+Directories go by their inodes: where they are now is another question. Knows what was recorded and what the worker
+says, and looks at no file.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
-from cogfs.fsd.control.beneath import Beneath, beneath, split
+from cogfs.fsd.control.beneath import split
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.rules import Rules
 from cogfs.store.schema import Kind, StatRow
@@ -19,130 +18,104 @@ from cogfs.store.schema import Kind, StatRow
 class Work:
     """What is to be looked at in one directory."""
 
-    __slots__ = ("names", "subtree")
+    __slots__ = ("children", "expected", "inode", "made", "name", "names", "parent", "path", "subtree")
 
-    def __init__(self) -> None:
-        #: None for all of its names.
-        self.names: set[bytes] | None = set()
+    def __init__(self, inode: int, path: bytes) -> None:
+        self.inode = inode
+        #: Where it was at the boundary.
+        self.path = path
+        #: The directory that held it and its name there, when the worker said so; 0: as it is recorded.
+        self.parent = 0
+        self.name = b""
+        #: Names of which anything may be said.
+        self.names: set[bytes] = set()
+        #: Names of which the worker says what inode they were of.
+        self.expected: dict[bytes, int] = {}
+        #: Directories in it that were recorded anew, and are what they were in every other respect: names by inode.
+        self.children: dict[int, bytes] = {}
+        #: It is new, and has no other names than these.
+        self.made = False
         #: Everything below it too, whatever is recorded.
         self.subtree = False
 
-    def add(self, name: bytes) -> None:
-        if self.names is not None:
-            self.names.add(name)
-
 
 class Worklist:
-    """The directories to look at, by their paths, and what is known of files by their inodes."""
+    """The directories to look at, and what is known of files by their inodes."""
 
-    def __init__(self, book: RecordBook, root_fd: int, rules: Rules) -> None:
+    def __init__(self, book: RecordBook, rules: Rules) -> None:
         self._book = book
-        self._root_fd = root_fd
         self._rules = rules
-        self._work: dict[bytes, Work] = {}
-        self._depths: dict[int, set[bytes]] = {}
+        self._work: dict[int, Work] = {}
+        self._depths: dict[int, dict[int, Work]] = {}
         #: Directories that are not recorded where they are now.
         self.left_out: set[int] = set()
         #: Files of which anything changed, and those whose content did.
         self.touched: set[int] = set()
         self.written: set[int] = set()
+        #: Of these there are names that the worker may not know.
+        self.linked: set[int] = set()
         #: What was recorded under the names that changed: a file that was only renamed is not read again.
         self.moved: dict[int, StatRow] = {}
-        self._linked: dict[int, tuple[bytes | None, dict[int, list[bytes]]]] = {}
+        #: The root's own attributes changed.
+        self.root_changed = False
 
-    def collect(self, directories: Sequence[DirtyDirectory], files: Sequence[DirtyFile]) -> bool:
-        """Take in what a worker handed over. False when it cannot be told where to look, and a scan is needed."""
+    def collect(self, directories: Sequence[DirtyDirectory], files: Sequence[DirtyFile]) -> None:
+        """Take in what a worker handed over."""
         for directory in directories:
-            if self._rules.excludes_beneath(directory.path):
-                self.left_out.add(directory.inode)
-                continue
-            here = self._at(directory.path)
-            if directory.names is None:
-                here.names = None
-            else:
-                for name in directory.names:
-                    here.add(name)
-            here.subtree = here.subtree or directory.subtree
-            if directory.path and directory.attributes:
-                self.add(directory.path)
+            self._collect_directory(directory)
         for file in files:
             self.touched.add(file.inode)
             if file.content:
                 self.written.add(file.inode)
-            for path in file.paths:
-                if not self._rules.excludes_beneath(split(path)[0]):
-                    self.add(path)
-            if not self._collect_links(file.inode):
-                return False
-        return True
+            for path, parent in zip(file.paths, file.parents, strict=True):
+                above, name = split(path)
+                if not self._rules.excludes_beneath(above):
+                    self.at(parent, above).expected[name] = file.inode
+            if self._book.link(file.inode) is not None:
+                self.linked.add(file.inode)
+        self._gather_moved()
 
-    def add(self, path: bytes) -> None:
-        """Look at ``path``, in the directory that holds it."""
-        parent, name = split(path)
-        self._at(parent).add(name)
+    def _collect_directory(self, directory: DirtyDirectory) -> None:
+        if self._rules.excludes_beneath(directory.path):
+            self.left_out.add(directory.inode)
+            return
+        here = self.at(directory.inode, directory.path)
+        if directory.names is None:
+            here.subtree = True
+        else:
+            here.names.update(directory.names)
+        here.subtree = here.subtree or directory.subtree
+        here.made = directory.made
+        if not directory.path:
+            self.root_changed = self.root_changed or directory.attributes
+            return
+        above, name = split(directory.path)
+        here.parent, here.name = directory.parent, name
+        if directory.attributes or directory.made:
+            self.at(directory.parent, above).expected[name] = directory.inode
 
-    def gather_moved(self, reach: Beneath) -> None:
-        """Fill ``moved``, before anything is recorded anew."""
-        for path in sorted(self._work):
-            try:
-                inode = os.fstat(reach.directory(path)).st_ino
-            except OSError:
-                continue
-            row = self._book.directory(inode)
-            names = self._work[path].names
+    def _gather_moved(self) -> None:
+        for work in self._work.values():
+            row = self._book.directory(work.inode) if work.names or work.expected else None
             if row is None:
                 continue
             for child in row.rows:
-                if child.entry.kind is Kind.FILE and (names is None or child.entry.name in names):
+                name = child.entry.name
+                if child.entry.kind is Kind.FILE and (name in work.names or name in work.expected):
                     self.moved[child.inode] = child
 
-    def deepest_first(self) -> Iterator[tuple[bytes, Work]]:
-        """All directories. What is added meanwhile comes in its turn; it has to lie above the one that came last."""
-        for depth in range(max(self._depths, default=-1), -1, -1):
-            for path in sorted(self._depths.get(depth, ())):
-                yield path, self._work[path]
-
-    def _at(self, directory: bytes) -> Work:
-        work = self._work.get(directory)
+    def at(self, inode: int, path: bytes) -> Work:
+        """What there is to do in a directory."""
+        work = self._work.get(inode)
         if work is None:
-            work = self._work[directory] = Work()
-            self._depths.setdefault(_depth(directory), set()).add(directory)
+            work = self._work[inode] = Work(inode, path)
+            self._depths.setdefault(_depth(path), {})[inode] = work
         return work
 
-    def _collect_links(self, inode: int) -> bool:
-        """Add the recorded names of a hard-linked file that the worker may not know of, also where it knows others.
-        Whether that is possible."""
-        link = self._book.link(inode)
-        if link is None:
-            return True
-        for directory in link[1]:
-            if directory not in self._linked:
-                self._linked[directory] = self._linked_names(directory)
-            path, names = self._linked[directory]
-            if path is None:
-                return False
-            for name in names.get(inode, ()):
-                self._at(path).add(name)
-        return True
-
-    def _linked_names(self, directory: int) -> tuple[bytes | None, dict[int, list[bytes]]]:
-        """The path of a recorded directory, and its names of hard-linked files by inode. No path: it moved in this very
-        generation, and where it is now is not worth finding out name by name."""
-        path = self._book.path_of(directory)
-        row = self._book.directory(directory)
-        names: dict[int, list[bytes]] = {}
-        if path is None or row is None:
-            return b"", names
-        try:
-            with beneath(self._root_fd) as reach:
-                if os.fstat(reach.directory(path)).st_ino != directory:
-                    return None, names
-        except OSError:
-            return None, names
-        for child in row.rows:
-            if child.entry.link_group:
-                names.setdefault(child.inode, []).append(child.entry.name)
-        return path, names
+    def deepest_first(self) -> Iterator[Work]:
+        """All directories. What is added meanwhile comes in its turn; it has to lie above the one that came last."""
+        for depth in range(max(self._depths, default=-1), -1, -1):
+            yield from sorted(self._depths.get(depth, {}).values(), key=lambda work: work.path)
 
 
 def _depth(path: bytes) -> int:

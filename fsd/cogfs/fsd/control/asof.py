@@ -1,0 +1,101 @@
+"""The files of a workspace as they were at a boundary: the backing directory, with the undo log in front of it.
+
+Whoever asks looks at a file first and at the log afterwards: what was changed meanwhile is in the log, see ``undolog``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+from cogfs.fsd.control.beneath import Beneath
+from cogfs.fsd.undolog import EntryWas, UndoLog, Was
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: How often a directory that is moved while it is opened is looked for.
+_ATTEMPTS = 5
+
+Locate = Callable[[int], bytes | None]
+
+
+def nowhere(_inode: int) -> bytes | None:
+    """A ``Locate`` that knows no inode."""
+    return None
+
+
+class AsOf:
+    """One workspace at one boundary, or as it is. Use it from one thread."""
+
+    def __init__(
+        self,
+        root_fd: int,
+        *,
+        log: UndoLog | None = None,
+        boundary: int = 0,
+        frozen_ns: int = 0,
+        locate: Locate = nowhere,
+    ) -> None:
+        """Without a ``log``: the present. ``locate`` tells where an inode is now, as far as anybody knows."""
+        self._log = log
+        self._boundary = boundary
+        self._locate = locate
+        self._reach = Beneath(root_fd)
+        #: Of the boundary; a file that was changed later, and is not in the log, was changed past the mount.
+        self.frozen_ns = frozen_ns
+
+    @property
+    def present(self) -> bool:
+        """Whether this is the files as they are."""
+        return self._log is None
+
+    def refresh(self) -> None:
+        """Take in what was logged until now."""
+        if self._log is not None:
+            self._log.refresh()
+
+    def entry(self, directory: int, name: bytes) -> EntryWas | None:
+        """What the log has of a name, as of the last ``refresh``."""
+        return None if self._log is None else self._log.entry(directory, name, self._boundary)
+
+    def names(self, directory: int) -> list[bytes]:
+        """The names in a directory of which the log has anything, as of the last ``refresh``."""
+        return [] if self._log is None else self._log.names(directory)
+
+    def inode(self, inode: int) -> Was | None:
+        """What the log has of an inode, as of the last ``refresh``."""
+        return None if self._log is None else self._log.inode(inode, self._boundary)
+
+    def open(self, inode: int, hint: bytes) -> int:
+        """A descriptor of directory ``inode``, which was at ``hint``; -1 when it is nowhere any more."""
+        path: bytes | None = hint
+        for _ in range(_ATTEMPTS):
+            if path is None:
+                return -1
+            try:
+                fd = os.open(b".", _OPEN, dir_fd=self._reach.directory(path))
+            except OSError:
+                fd = -1
+            if fd >= 0:
+                if os.fstat(fd).st_ino == inode:
+                    return fd
+                os.close(fd)
+            self._reach.forget()
+            path = self._locate(inode)
+        return -1
+
+    def close(self) -> None:
+        """Give the descriptors back; the log is the caller's."""
+        self._reach.close()
+
+
+def find_directory(root_fd: int, inode: int) -> bytes | None:
+    """Where a directory is, by looking everywhere."""
+    for path, fd in _directories(root_fd):
+        if os.fstat(fd).st_ino == inode:
+            return path
+    return None
+
+
+def _directories(root_fd: int) -> Iterator[tuple[bytes, int]]:
+    for where, _, _, fd in os.fwalk(b".", dir_fd=root_fd):
+        yield where.removeprefix(b".").removeprefix(b"/"), fd
