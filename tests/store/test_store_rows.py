@@ -6,12 +6,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import lmdb
+import msgspec
 import pytest
 
-from cogfs.store.errors import Exists, NotFound
+from cogfs.store.database import Table
+from cogfs.store.errors import Corrupt, Exists, NotFound
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Reader
 from cogfs.store.schema import (
+    BoundaryRow,
     DirectoryRow,
     EntryKind,
     EntryRow,
@@ -44,13 +48,14 @@ def workspace(name: str) -> WorkspaceRow:
         name,
         b"/root/\xff",
         b"",
-        WorkspaceOptions(("*.o", "build/"), -1),
+        WorkspaceOptions(("*.o", "build/"), -1, 7, 2**61, True),
         123,
         "snap_x",
         "",
         True,
         RecoveryRow("forward", "snap_a", "snap_b", 5),
         UNDO,
+        8,
     )
 
 
@@ -70,7 +75,13 @@ def snapshot(name: str, workspace_id: str) -> SnapshotRow:
         99,
         SnapshotOrigin.MESSAGE,
         "snap_parent",
+        (Skipped(b"gone\xff", "changed"),),
+        True,
     )
+
+
+def boundary(workspace_id: str, generation: int, changes: bytes = b"\x90") -> BoundaryRow:
+    return BoundaryRow(f"snap_{generation}", workspace_id, generation, 2**61, 2**61 + 1, "boot", True, changes, 12)
 
 
 def thread(name: str, updated: int = 0) -> ThreadRow:
@@ -87,7 +98,7 @@ def journal(workspace_id: str) -> JournalRow:
 
 STAT = StatRow(TreeEntry(b"f", Kind.FILE, 0o644, 3, bytes(32)), 12, 3, 2**61, 2**61 + 1, 0o100644, 1)
 DIRECTORY = DirectoryRow(bytes(range(32)), (STAT,), 17, 1, b"d\xff", Sums(1, 3, 0, 0, 2))
-STATE = RecordState(TreeEntry(b"", Kind.DIRECTORY, 0o755, hash=bytes(32)), 2, ("*.o",), 10, 4)
+STATE = RecordState(TreeEntry(b"", Kind.DIRECTORY, 0o755, hash=bytes(32)), 2, ("*.o",), 10, 4, "boot", 2**61)
 
 
 def test_all_rows_come_back_after_a_restart(place: Path) -> None:
@@ -103,6 +114,7 @@ def test_all_rows_come_back_after_a_restart(place: Path) -> None:
         rows.put_record_state("ws", STATE)
         rows.put_directory("ws", 2**63, DIRECTORY)
         rows.put_link("ws", 5, 9, (2**64 - 1, 2))
+        rows.put_boundary(boundary("ws", 3))
     with Store.open(place) as store, store.read() as reader:
         assert reader.workspace("ws") == workspace("ws")
         assert reader.workspaces() == [workspace("ws")]
@@ -114,6 +126,97 @@ def test_all_rows_come_back_after_a_restart(place: Path) -> None:
         assert reader.record_state("ws") == STATE
         assert reader.directory("ws", 2**63) == DIRECTORY
         assert reader.link("ws", 5) == (9, (2**64 - 1, 2))
+        assert reader.boundaries("ws") == [reader.boundary("ws", 3)] == [boundary("ws", 3)]
+
+
+def test_rows_of_an_older_build_are_read(place: Path) -> None:
+    """It has no table of boundaries, and its rows lack what was added since."""
+    with Store.open(place) as store, store.write() as rows:
+        rows.put_workspace(workspace("ws"))
+        rows.put_snapshot(snapshot("snap_a", "ws"))
+        rows.put_record_state("ws", STATE)
+    with lmdb.open(str(place / "index"), max_dbs=20) as environment:
+        tables = {name: environment.open_db(name) for name in (b"workspaces", b"snapshots", b"record_states")}
+        boundaries = environment.open_db(b"boundaries")
+        with environment.begin(write=True) as transaction:
+            transaction.drop(boundaries)
+            for (name, key, length), options in {
+                (b"workspaces", b"ws", 10): 2,
+                (b"snapshots", b"snap_a", 14): None,
+                (b"record_states", b"ws", 5): None,
+            }.items():
+                value = transaction.get(key, db=tables[name])
+                assert value is not None
+                row = msgspec.msgpack.decode(value)[:length]
+                if options is not None:
+                    row[3] = row[3][:options]
+                transaction.put(key, msgspec.msgpack.encode(row), db=tables[name])
+    with Store.open(place) as store:
+        with store.read() as reader:
+            old = msgspec.structs.replace(
+                workspace("ws"), options=WorkspaceOptions(("*.o", "build/"), -1), next_generation=1
+            )
+            assert reader.workspace("ws") == old
+            assert (old.options.retain_count, old.options.retain_max_age_ns, old.options.refuse_hard_links) == (
+                0,
+                0,
+                False,
+            )
+            assert reader.snapshot("snap_a") == msgspec.structs.replace(
+                snapshot("snap_a", "ws"), failed=(), protected=False
+            )
+            assert reader.record_state("ws") == msgspec.structs.replace(STATE, boot_id="", synced_ns=0)
+            assert reader.unsealed_workspaces() == []
+            assert reader.boundaries("ws") == []
+        with store.write() as rows:
+            rows.put_boundary(boundary("ws", 1))
+    with Store.open(place) as store, store.read() as reader:
+        assert reader.boundaries("ws") == [boundary("ws", 1)]
+
+
+def test_boundaries_are_in_the_order_of_their_generations(store: Store) -> None:
+    large = bytes(range(256)) * 20_000
+    with store.write() as rows:
+        for generation in (256, 2**64 - 1, 1, 255):
+            rows.put_boundary(boundary("w", generation))
+        rows.put_boundary(boundary("w", 255, large))
+        for name in ("w2", "v", "ü", "w" * 128):
+            rows.put_boundary(boundary(name, 5))
+            rows.put_boundary(boundary(name, 2**63))
+        assert rows.unsealed_workspaces() == ["v", "w", "w2", "w" * 128, "ü"]
+        assert rows.generations("w") == [1, 255, 256, 2**64 - 1]
+    with store.read() as reader:
+        assert [row.generation for row in reader.boundaries("w")] == [1, 255, 256, 2**64 - 1]
+        assert reader.generations("w") == [1, 255, 256, 2**64 - 1]
+        assert reader.boundary("w", 255) == boundary("w", 255, large)
+        assert reader.boundary("w", 2) is None
+        assert reader.unsealed_workspaces() == ["v", "w", "w2", "w" * 128, "ü"]
+    with store.write() as rows:
+        rows.delete_boundary("w", 255)
+        rows.delete_boundary("w", 255)
+        rows.delete_boundary("absent", 1)
+        for generation in (5, 2**63):
+            rows.delete_boundary("v", generation)
+        rows.delete_workspace("ü")
+        assert rows.unsealed_workspaces() == ["w", "w2", "w" * 128]
+    with store.read() as reader:
+        assert [row.generation for row in reader.boundaries("w")] == [1, 256, 2**64 - 1]
+        assert reader.unsealed_workspaces() == ["w", "w2", "w" * 128]
+        assert [row.generation for row in reader.boundaries("w2")] == [5, 2**63]
+
+
+def test_a_boundary_under_a_damaged_key_is_reported(store: Store) -> None:
+    for key in (b"no end", b"\xff\0" + bytes(8)):
+        with store.write() as rows:
+            rows._change.put(Table.BOUNDARIES, key, b"")
+        with store.read() as reader, pytest.raises(Corrupt, match="boundary"):
+            reader.unsealed_workspaces()
+        with store.write() as rows:
+            rows._change.delete(Table.BOUNDARIES, key)
+    with store.write() as rows:
+        rows._change.put(Table.BOUNDARIES, b"w\0short", b"")
+    with store.read() as reader, pytest.raises(Corrupt, match="generation"):
+        reader.generations("w")
 
 
 ABSENT = ["", "absent", "x" * 200, "nul\0", "\udcff", "é" * 64, "é" * 65]
@@ -142,6 +245,9 @@ def test_absent_rows(store: Store, name: str) -> None:
         assert reader.record_state(name) is None
         assert reader.directory(name, 1) is None
         assert reader.link(name, 1) is None
+        assert reader.boundaries(name) == []
+        assert reader.boundary(name, 1) is None
+        assert reader.generations(name) == []
         assert reader.branch("t", "") == []
 
 
@@ -159,6 +265,8 @@ def test_impossible_ids_are_not_written(store: Store, name: str) -> None:
             lambda: rows.put_record_state(name, STATE),
             lambda: rows.put_directory(name, 1, DIRECTORY),
             lambda: rows.put_link(name, 1, 1, ()),
+            lambda: rows.put_boundary(boundary(name, 1)),
+            lambda: rows.put_boundary(msgspec.structs.replace(boundary("w", 1), snapshot_id=name)),
         ]
         for call in calls:
             with pytest.raises(ValueError, match="id"):
@@ -167,6 +275,7 @@ def test_impossible_ids_are_not_written(store: Store, name: str) -> None:
         assert not reader.workspaces()
         assert not reader.threads()
         assert not reader.journals()
+        assert not reader.unsealed_workspaces()
 
 
 def test_the_longest_ids(store: Store) -> None:
@@ -244,6 +353,7 @@ def test_a_deleted_workspace_leaves_nothing_and_takes_nothing_else(store: Store)
             rows.put_directory(name, 1, DIRECTORY)
             rows.put_directory(name, 2, DIRECTORY)
             rows.put_link(name, 3, 3, ())
+            rows.put_boundary(boundary(name, 4))
         rows.put_thread(thread("t"))
     with store.write() as rows:
         rows.delete_workspace("w")
@@ -258,6 +368,7 @@ def test_a_deleted_workspace_leaves_nothing_and_takes_nothing_else(store: Store)
             reader.directory(name, 1),
             reader.directory(name, 2),
             reader.link(name, 3),
+            reader.boundaries(name),
         ]
 
     with store.read() as reader:

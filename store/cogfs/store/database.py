@@ -46,6 +46,7 @@ class Table(enum.StrEnum):
     RECORD_STATES = "record_states"
     DIRECTORIES = "directories"
     LINKS = "links"
+    BOUNDARIES = "boundaries"
 
 
 class View:
@@ -72,6 +73,20 @@ class View:
                 if not key.startswith(prefix):
                     break
                 yield key, value
+                found = cursor.next()
+        except lmdb.Error as error:
+            raise of_index(error, "reading") from error
+
+    def keys(self, table: Table, prefix: bytes = b"", *, start: bytes = b"") -> Iterator[bytes]:
+        """The keys that begin with ``prefix``, ascending, from ``start`` on. No value is read."""
+        try:
+            cursor = self._transaction.cursor(db=self._tables[table])
+            found = cursor.set_range(max(prefix, start)) if prefix or start else cursor.first()
+            while found:
+                key = cursor.key()
+                if not key.startswith(prefix):
+                    break
+                yield key
                 found = cursor.next()
         except lmdb.Error as error:
             raise of_index(error, "reading") from error
@@ -123,6 +138,9 @@ class Change(View):
     def scan(self, table: Table, prefix: bytes = b"", *, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         # A list, because a full map ends the transaction and its cursors.
         return iter(list(super().scan(table, prefix, start=start)))
+
+    def keys(self, table: Table, prefix: bytes = b"", *, start: bytes = b"") -> Iterator[bytes]:
+        return iter(list(super().keys(table, prefix, start=start)))
 
     def scan_back(self, table: Table, prefix: bytes = b"", *, before: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         return iter(list(super().scan_back(table, prefix, before=before)))

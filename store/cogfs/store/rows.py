@@ -1,4 +1,5 @@
-"""The rows of LMDB by what they mean: workspaces, snapshots, threads, entries, journals, recorded directories.
+"""The rows of LMDB by what they mean: workspaces, snapshots and their boundaries, threads, entries, journals, recorded
+directories.
 
 Keys are ids in UTF-8. Where a key has several parts, a NUL ends each id, and numbers are 8 bytes, big-endian, so that
 the order of the keys is the order of the parts. Values are msgpack (see ``schema``).
@@ -14,6 +15,7 @@ import msgspec
 from cogfs.store.database import Change, Table, View, check_number
 from cogfs.store.errors import Corrupt, Exists, NotFound
 from cogfs.store.schema import (
+    BoundaryRow,
     DirectoryRow,
     EntryRow,
     JournalRow,
@@ -39,6 +41,7 @@ _journal = msgspec.msgpack.Decoder(JournalRow)
 _record_state = msgspec.msgpack.Decoder(RecordState)
 _directory = msgspec.msgpack.Decoder(DirectoryRow)
 _link = msgspec.msgpack.Decoder(tuple[int, tuple[int, ...]])
+_boundary = msgspec.msgpack.Decoder(BoundaryRow)
 _NUMBER = 8
 
 
@@ -124,6 +127,39 @@ class Reader:
     def snapshot_count(self, workspace_id: str) -> int:
         """How many snapshots the workspace has."""
         return sum(1 for _ in self._view.scan(Table.WORKSPACE_SNAPSHOTS, _under(workspace_id)))
+
+    # --- boundaries
+
+    def boundaries(self, workspace_id: str) -> list[BoundaryRow]:
+        """Those that are not captured yet, in the order of their generations. Each may have megabytes."""
+        return list(self._all(_boundary, Table.BOUNDARIES, _under(workspace_id)))
+
+    def boundary(self, workspace_id: str, generation: int) -> BoundaryRow | None:
+        """The boundary of one generation."""
+        return self._one(_boundary, Table.BOUNDARIES, _of(workspace_id, generation))
+
+    def generations(self, workspace_id: str) -> list[int]:
+        """The generations of ``boundaries``, without reading these."""
+        prefix = _under(workspace_id)
+        return [
+            check_number(key[len(prefix) :], _NUMBER, "generation of a boundary")
+            for key in self._view.keys(Table.BOUNDARIES, prefix)
+        ]
+
+    def unsealed_workspaces(self) -> list[str]:
+        """The ids of the workspaces that have boundaries, in order."""
+        found: list[str] = []
+        start = b""
+        while (key := next(self._view.keys(Table.BOUNDARIES, start=start), None)) is not None:
+            workspace, end, _ = key.partition(b"\0")
+            try:
+                found.append(workspace.decode())
+            except UnicodeDecodeError:
+                end = b""
+            if not end:
+                raise Corrupt(f"the index has a boundary under a key that is not valid: {key!r}")
+            start = workspace + b"\1"
+        return found
 
     # --- threads
 
@@ -225,7 +261,7 @@ class Writer(Reader):
         self._change.put(table, key, _encoder.encode(row))
 
     def _delete_under(self, table: Table, prefix: bytes) -> None:
-        for key, _ in self._change.scan(table, prefix):
+        for key in self._change.keys(table, prefix):
             self._change.delete(table, key)
 
     # --- workspaces and snapshots
@@ -235,13 +271,14 @@ class Writer(Reader):
         self._put(Table.WORKSPACES, _new_id(row.id), row)
 
     def delete_workspace(self, workspace_id: str) -> None:
-        """Removes it with its snapshots, its journal and all that is recorded of it; threads stay."""
+        """Removes it with its snapshots, their boundaries, its journal and all that is recorded of it; threads stay."""
         prefix = _under(workspace_id)
         for key, _ in self._change.scan(Table.WORKSPACE_SNAPSHOTS, prefix):
             self._change.delete(Table.SNAPSHOTS, key[len(prefix) :])
             self._change.delete(Table.WORKSPACE_SNAPSHOTS, key)
         self._delete_under(Table.DIRECTORIES, prefix)
         self._delete_under(Table.LINKS, prefix)
+        self._delete_under(Table.BOUNDARIES, prefix)
         for table in (Table.JOURNALS, Table.RECORD_STATES, Table.WORKSPACES):
             self._change.delete(table, prefix[:-1])
 
@@ -258,6 +295,16 @@ class Writer(Reader):
         key = _new_id(snapshot_id)
         self._change.delete(Table.SNAPSHOTS, key)
         self._change.delete(Table.WORKSPACE_SNAPSHOTS, _under(row.workspace_id) + key)
+
+    def put_boundary(self, row: BoundaryRow) -> None:
+        """Makes or replaces that of the row's generation."""
+        _new_id(row.workspace_id)
+        _new_id(row.snapshot_id)
+        self._put(Table.BOUNDARIES, _of(row.workspace_id, row.generation), row)
+
+    def delete_boundary(self, workspace_id: str, generation: int) -> None:
+        """Removes it if it is there."""
+        self._change.delete(Table.BOUNDARIES, _of(workspace_id, generation))
 
     # --- threads and entries
 

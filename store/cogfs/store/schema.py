@@ -90,6 +90,10 @@ class WorkspaceOptions(msgspec.Struct, array_like=True, frozen=True):
     exclude: tuple[str, ...] = ()
     #: -1: no limit.
     max_file_bytes: int = 10 * 1024 * 1024
+    #: Retention: how many snapshots remain, and how old they may get; 0: no limit.
+    retain_count: int = 0
+    retain_max_age_ns: int = 0
+    refuse_hard_links: bool = False
 
 
 class RecoveryRow(msgspec.Struct, array_like=True, frozen=True):
@@ -133,6 +137,8 @@ class WorkspaceRow(msgspec.Struct, array_like=True, frozen=True):
     mount_wanted: bool = False
     last_recovery: RecoveryRow | None = None
     undo: UndoRow | None = None
+    #: The number that the next generation of changes gets; it only counts up, whichever worker gathers them.
+    next_generation: int = 1
 
 
 class Skipped(msgspec.Struct, array_like=True, frozen=True):
@@ -152,8 +158,10 @@ class SnapshotStats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SnapshotState(enum.IntEnum):
+    #: Taken, and not yet captured: its boundary is among the rows.
     FROZEN = 1
     SEALED = 2
+    #: Something of it could not be captured any more.
     FAILED = 3
 
 
@@ -180,6 +188,35 @@ class SnapshotRow(msgspec.Struct, array_like=True, frozen=True):
     created_ns: int
     origin: SnapshotOrigin
     parent_id: str = ""
+    #: FAILED: the paths that could not be captured, and why.
+    failed: tuple[Skipped, ...] = ()
+    #: Retention leaves it alone.
+    protected: bool = False
+
+
+class BoundaryRow(msgspec.Struct, array_like=True, frozen=True):
+    """What is still to be captured of a FROZEN snapshot.
+
+    Written with the snapshot, removed in the transaction that seals it or makes it FAILED. The boundaries of a
+    workspace are captured in the order of their generations.
+    """
+
+    snapshot_id: str
+    workspace_id: str
+    #: Counts up within the workspace.
+    generation: int
+    #: The worker that gathered the changes: its start, nanoseconds since the epoch.
+    worker_started_ns: int
+    #: When the files were as the snapshot shows them, nanoseconds since the epoch.
+    frozen_ns: int
+    #: The boot of the system in which it was taken: in another one the files may be older than the snapshot.
+    boot_id: str
+    #: The changes do not tell all that is to be captured: everything has to be looked at.
+    unlisted: bool
+    #: msgpack, up to several megabytes, whose form is not the store's: what changed since the generation before.
+    changes: bytes
+    #: Bytes in the packs when it was taken, so that the snapshot can say what it took.
+    stored_before: int = 0
 
 
 class ThreadRow(msgspec.Struct, array_like=True, frozen=True):
@@ -297,3 +334,8 @@ class RecordState(msgspec.Struct, array_like=True, frozen=True):
     max_file_bytes: int
     #: Worker whose generations they follow (its start, nanoseconds); 0: none, a scan is needed.
     worker_started_ns: int = 0
+    #: The boot in which they were recorded; empty: not known.
+    boot_id: str = ""
+    #: When the files were last synced, nanoseconds since the epoch. What was recorded later is not believed after
+    #: another boot: the stat may have come through a loss of power, and the content not.
+    synced_ns: int = 0
