@@ -15,6 +15,7 @@ import grpc
 from cogfs.fsd.channel import Committed, Freeze, Frozen, Resume
 from cogfs.fsd.control.command import execute, leave
 from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.server import Registration
 from cogfs.store.errors import Corrupt, NoSpace
@@ -26,7 +27,7 @@ from cogfs.v1.reasons import Reason
 class PlainEngine:
     """Takes what is dirty and forgets it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, places: Places) -> None:
         self._links: dict[str, Link] = {}
         self._locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._handed: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))

@@ -141,11 +141,12 @@ class Committed(Message, frozen=True):
     """What generation ``generation`` handed over is durable. Answer: ``Done``.
 
     With ``boundary`` it is protected until it is ``Sealed``, and may only be the one handed over last; else it and all
-    before are forgotten.
+    before are forgotten. ``unlisted``: as with ``Freeze``, when that was found out later.
     """
 
     generation: int
     boundary: bool = False
+    unlisted: bool = False
 
 
 class Sealed(Message, frozen=True):

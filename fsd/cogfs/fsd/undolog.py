@@ -106,7 +106,7 @@ def encode(records: Iterable[Record]) -> bytes:
 class UndoLogWriter:
     """Appends to a log, which is made when it is not there. Use it from one thread."""
 
-    def __init__(self, path: str | bytes) -> None:
+    def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
         """OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
@@ -139,7 +139,7 @@ class UndoLogWriter:
 class UndoLog:
     """Reads a log as it grows. Use it from one thread."""
 
-    def __init__(self, path: str | bytes) -> None:
+    def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
         self._path = path
         self._fd = -1
         self._offset = 0

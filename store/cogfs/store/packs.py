@@ -62,6 +62,8 @@ class Packs:
         self._number = 0
         self._end = 0
         self._next_number = 1
+        #: Bytes in all packs.
+        self._bytes = 0
         #: Ends of the packs that hold bytes that are not synced.
         self._unsynced: dict[int, int] = {}
         self._directory_unsynced = False
@@ -85,10 +87,15 @@ class Packs:
                     step("pack.truncate")
                     os.truncate(self._path(number), ends[number])
         self._next_number = max(ends, default=0) + 1
+        self._bytes = sum(ends.values())
         if ends:
             last = max(ends)
             if sizes.get(last, 0) >= ends[last]:
                 self._number, self._end = last, ends[last]
+
+    def size(self) -> int:
+        """Bytes in all packs."""
+        return self._bytes
 
     def numbers(self) -> list[int]:
         """The numbers of the packs that there are, ascending."""
@@ -125,6 +132,7 @@ class Packs:
             except OSError as error:
                 raise of_system(error, "writing a pack") from error
             self._end = offset + length
+            self._bytes += length
             self._unsynced[number] = self._end
             return number, offset
 

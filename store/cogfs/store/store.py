@@ -194,6 +194,9 @@ class Store:
         NoSpace and StoreIO leave the objects readable, and the next call tries again. When many threads call at the
         same time, one syncs for all and the others find nothing left to do.
         """
+        # The bytes first, without keeping those waiting who write rows.
+        batch = self._objects.batch()
+        self._objects.sync(batch)
         with self._writing():
             self._check_open()
             self._commit(None)
@@ -211,11 +214,12 @@ class Store:
             yield Reader(view)
 
     @contextmanager
-    def write(self) -> Iterator[Writer]:
+    def write(self, *, objects: bool = True) -> Iterator[Writer]:
         """Rows to be written together. One thread at a time.
 
         When the block ends they are durable and visible, with every object put until then; an exception in the block
-        or in the commit leaves all rows as they were. NoSpace and StoreIO can be tried again.
+        or in the commit leaves all rows as they were. NoSpace and StoreIO can be tried again. Without ``objects`` the
+        objects stay pending, which is quick however many there are: for rows that name none of them.
         """
         with self._writing():
             self._check_open()
@@ -223,7 +227,10 @@ class Store:
             try:
                 self._writer = Writer(change)
                 yield self._writer
-                self._commit(change)
+                if objects:
+                    self._commit(change)
+                else:
+                    change.commit()
             finally:
                 self._writer = None
                 change.abort()
@@ -258,6 +265,10 @@ class Store:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("the store is closed")
+
+    def pack_bytes(self) -> int:
+        """Bytes in all packs."""
+        return self._packs.size()
 
     def stats(self) -> StoreStats:
         """Its sizes as of now."""

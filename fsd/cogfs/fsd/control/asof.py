@@ -6,7 +6,7 @@ Whoever asks looks at a file first and at the log afterwards: what was changed m
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from cogfs.fsd.control.beneath import Beneath
 from cogfs.fsd.undolog import EntryWas, UndoLog, Was
@@ -86,16 +86,3 @@ class AsOf:
     def close(self) -> None:
         """Give the descriptors back; the log is the caller's."""
         self._reach.close()
-
-
-def find_directory(root_fd: int, inode: int) -> bytes | None:
-    """Where a directory is, by looking everywhere."""
-    for path, fd in _directories(root_fd):
-        if os.fstat(fd).st_ino == inode:
-            return path
-    return None
-
-
-def _directories(root_fd: int) -> Iterator[tuple[bytes, int]]:
-    for where, _, _, fd in os.fwalk(b".", dir_fd=root_fd):
-        yield where.removeprefix(b".").removeprefix(b"/"), fd

@@ -31,7 +31,7 @@ example: cogfsd --leave-mounts
 
 def execute(
     arguments: Sequence[str] | None,
-    make_engine: Callable[[Store], EngineT],
+    make_engine: Callable[[Store, places.Places], EngineT],
     more_services: Callable[[Store, EngineT], Sequence[Registration]],
 ) -> int:
     """Serve until told to stop.

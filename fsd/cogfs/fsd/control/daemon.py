@@ -47,7 +47,7 @@ class AlreadyRunning(CogfsError):
 
 def run(
     places: Places,
-    make_engine: Callable[[Store], EngineT],
+    make_engine: Callable[[Store, Places], EngineT],
     more_services: Callable[[Store, EngineT], Sequence[Registration]],
     *,
     leave_mounts: bool,
@@ -65,7 +65,7 @@ def run(
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             stack.callback(signal.signal, number, signal.signal(number, lambda received, _: ended.put(received)))
         store = stack.enter_context(Store.open(places.store))
-        engine = make_engine(store)
+        engine = make_engine(store, places)
         stack.callback(engine.close)
         supervisor = Supervisor(places, store, engine)
         services = [

@@ -7,7 +7,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from cogfs.fsd.control.completion import Completion
+from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Link
+from cogfs.fsd.control.sealer import Sealer
 from cogfs.fsd.control.threads import Threads
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.store import Store
@@ -16,9 +18,12 @@ from cogfs.store.store import Store
 class Engine:
     """Owns the workspaces' locks and the pool that reads files into the store. Safe from any thread."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, places: Places) -> None:
         self.store = store
+        self._places = places
         self._pool = ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 2)), thread_name_prefix="ingest")
+        #: For what a call in a mount waits for, so that it never waits for the others.
+        self._urgent = ThreadPoolExecutor(4, thread_name_prefix="urgent")
         self._workspaces: dict[str, Workspace] = {}
         self._lock = threading.Lock()
         self.threads = Threads(store, self.workspace)
@@ -30,7 +35,9 @@ class Engine:
         with self._lock:
             known = self._workspaces.get(workspace_id)
             if known is None:
-                known = self._workspaces[workspace_id] = Workspace(self.store, self._pool, workspace_id)
+                undo_log = self._places.undo_log(workspace_id)
+                sealer = Sealer(self.store, self._pool, self._urgent, workspace_id, undo_log)
+                known = self._workspaces[workspace_id] = Workspace(self.store, self._pool, sealer, workspace_id)
             return known
 
     def attach(self, workspace_id: str, link: Link) -> None:
@@ -55,7 +62,10 @@ class Engine:
         workspace = self.workspace(workspace_id)
         with workspace.lock:
             link = workspace.link
-            Completion(workspace).recover(link if link is not None and link.alive else None)
+            link = link if link is not None and link.alive else None
+            if link is None:
+                workspace.sealer.serve_bare(workspace.row().root)
+            Completion(workspace).recover(link)
 
     def settle(self, workspace_id: str) -> None:
         """Hand over what is dirty before an orderly unmount."""
@@ -70,8 +80,15 @@ class Engine:
     def forget(self, workspace_id: str) -> None:
         """The workspace was deleted."""
         with self._lock:
-            self._workspaces.pop(workspace_id, None)
+            known = self._workspaces.pop(workspace_id, None)
+        if known is not None:
+            known.sealer.close()
 
     def close(self) -> None:
         """Wait for what is being read into the store."""
+        with self._lock:
+            workspaces = list(self._workspaces.values())
+        for workspace in workspaces:
+            workspace.sealer.close()
         self._pool.shutdown()
+        self._urgent.shutdown()

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from cogfs.fsd import channel
-from cogfs.fsd.channel import Answer, Failed, Hello, Request, RequestFrame, Splitter, Welcome
+from cogfs.fsd.channel import Answer, Failed, Hello, Request, RequestFrame, Splitter, Wanted, Welcome
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.places import SOCKET_PATH_MAX
 from cogfs.v1.reasons import Reason
@@ -104,6 +104,9 @@ class WorkerLink:
         self._ended = False
         self._closed = False
         self._on_end: Callable[[], None] | None = None
+        self._on_wanted: Callable[[Wanted], None] | None = None
+        #: What came before there was somebody to tell.
+        self._wanted: list[Wanted] = []
         self._poker = _Poker(welcome.mountpoint)
         # Recv has no time limit, sending has: a worker that stopped reading must not hold a thread for ever.
         connection.settimeout(None)
@@ -155,6 +158,14 @@ class WorkerLink:
                 self._on_end = callback
                 return
         threading.Thread(target=callback, name="link-ended", daemon=True).start()
+
+    def on_wanted(self, callback: Callable[[Wanted], None]) -> None:
+        """Have ``callback`` called, by the link's own thread, for whatever the worker wants. It must not wait."""
+        with self._state:
+            self._on_wanted = callback
+            wanted, self._wanted = self._wanted, []
+        for one in wanted:
+            callback(one)
 
     def call(self, request: Request, timeout: float = 30.0) -> Answer:
         """Send ``request`` and wait ``timeout`` seconds for the answer, which is never ``Failed``.
@@ -219,6 +230,9 @@ class WorkerLink:
             while data := self._socket.recv(_READ_SIZE):
                 for body in splitter.feed(data):
                     reply = channel.reply_decoder.decode(body)
+                    if isinstance(reply.answer, Wanted):
+                        self._tell(reply.answer)
+                        continue
                     with self._state:
                         future = self._pending.pop(reply.number, None)
                     # None: nobody waits any longer.
@@ -229,6 +243,14 @@ class WorkerLink:
         except (ValueError, msgspec.MsgspecError) as error:
             _log.error("malformed frame from a worker", workspace=self.welcome.workspace_id, error=str(error))
         self._end()
+
+    def _tell(self, wanted: Wanted) -> None:
+        with self._state:
+            callback = self._on_wanted
+            if callback is None:
+                self._wanted.append(wanted)
+        if callback is not None:
+            callback(wanted)
 
     def _end(self) -> None:
         with self._state:

@@ -42,6 +42,11 @@ class Places:
         return self.state / "logs"
 
     @property
+    def undo_logs(self) -> Path:
+        """What files were at boundaries that are not captured, one log for each workspace."""
+        return self.state / "undo"
+
+    @property
     def workers(self) -> Path:
         """Holds the socket of each worker."""
         return self.runtime / "workers"
@@ -61,6 +66,9 @@ class Places:
     def worker_log(self, workspace_id: str) -> Path:
         return self.logs / f"{workspace_id}.log"
 
+    def undo_log(self, workspace_id: str) -> Path:
+        return self.undo_logs / f"{workspace_id}.log"
+
     def make(self) -> None:
         """Create what is missing, owner-only. DENIED when something is not ours, VALIDATION_ERROR when the socket's
         path is too long."""
@@ -71,7 +79,7 @@ class Places:
                 f"the socket's path has {length} bytes and the system allows {SOCKET_PATH_MAX}: "
                 f"set COGFS_RUNTIME_DIR to a shorter directory than {self.socket.parent}",
             )
-        for directory in (self.state, self.runtime, self.logs, self.workers):
+        for directory in (self.state, self.runtime, self.logs, self.undo_logs, self.workers):
             _make_private(directory)
         if self.socket.parent != self.runtime:
             _make_private(self.socket.parent)

@@ -4,10 +4,11 @@ of the link to a worker."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from cogfs.fsd.channel import Answer, Request, Welcome
+from cogfs.fsd.channel import Answer, Request, Wanted, Welcome
 from cogfs.fsd.control.errors import BusyBy
 
 
@@ -26,6 +27,8 @@ class Link(Protocol):
 
     @property
     def alive(self) -> bool: ...
+
+    def on_wanted(self, callback: Callable[[Wanted], None]) -> None: ...
 
     def call(self, request: Request, timeout: float = 30.0) -> Answer: ...
 

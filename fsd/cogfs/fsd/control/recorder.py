@@ -162,8 +162,12 @@ class Recorder:
         rules: Rules,
         pool: ThreadPoolExecutor,
         asof: AsOf | None = None,
+        believed_ns: int | None = None,
     ) -> None:
-        """Without ``asof``: the files as they are, which nobody may change meanwhile."""
+        """Without ``asof``: the files as they are, which nobody may change meanwhile.
+
+        ``believed_ns``: what was recorded later is not believed by its stat; None: all is.
+        """
         self._store = store
         self._book = book
         self._root_fd = root_fd
@@ -171,6 +175,7 @@ class Recorder:
         self._pool = pool
         self._asof = asof or AsOf(root_fd)
         self._own = asof is None
+        self._believed_ns = believed_ns
         self._owners = os.geteuid() == 0
         self._device = os.fstat(root_fd).st_dev
         self._hashed = 0
@@ -625,6 +630,8 @@ class Recorder:
             return False
         if self._tracked:
             return status.inode not in self._worklist.touched
+        if self._believed_ns is not None and frame.old_recorded_ns > self._believed_ns:
+            return False
         return max(status.mtime_ns, status.ctime_ns) < frame.old_recorded_ns - RACY_NS
 
     def _known_content(self, status: Status, old: StatRow | None) -> TreeEntry | None:

@@ -36,7 +36,6 @@ from cogfs.store.schema import (
     Kind,
     SnapshotOrigin,
     SnapshotRow,
-    SnapshotState,
     ThreadRow,
     TreeEntry,
     UndoRow,
@@ -159,9 +158,7 @@ class Restoration:
             raise CogfsError(
                 Reason.VALIDATION_ERROR, f"the snapshot {snapshot_id} is of workspace {snapshot.workspace_id}"
             )
-        if snapshot.state is not SnapshotState.SEALED or snapshot.root is None:
-            raise CogfsError(Reason.VALIDATION_ERROR, f"the snapshot {snapshot_id} is not sealed: {snapshot.reason}")
-        return snapshot
+        return self._workspace.sealed(snapshot_id)
 
     def _check_paths(self, current: TreeEntry, target: SnapshotRow, paths: Iterable[bytes]) -> None:
         assert target.root is not None
@@ -246,7 +243,7 @@ class Restoration:
             "{}",
             SnapshotOrigin.SAFETY,
             time.monotonic_ns(),
-            self._store.stats().pack_bytes,
+            self._store.pack_bytes(),
         )
         with self._store.write() as writer:
             workspace.put_snapshot(writer, snapshot)

@@ -239,6 +239,7 @@ class Supervisor:
         """A new worker for a workspace that has none and no mount."""
         with self._store.read() as reader:
             row = reader.workspace(workspace_id)
+            boundaries = reader.generations(workspace_id)
         mountpoint = row.mountpoint or row.root
         roots.check_no_cogfs(row.root, mounts.table())
         roots.check_directory(row.root)
@@ -246,7 +247,14 @@ class Supervisor:
         self._engine.recover(workspace_id)
         made = mountpoint != row.root and _make_mountpoint(mountpoint)
         try:
-            process = worker.start(self._places, workspace_id, row.root, mountpoint)
+            process = worker.start(
+                self._places,
+                workspace_id,
+                row.root,
+                mountpoint,
+                generation=row.next_generation,
+                boundaries=boundaries,
+            )
         except BaseException:
             self._clear(workspace_id)
             if made:

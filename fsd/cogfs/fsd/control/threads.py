@@ -298,7 +298,7 @@ class Threads:
                 raise CogfsError(
                     Reason.VALIDATION_ERROR, f"the checkpoint of the entry {entry.id} is not kept any more"
                 ) from error
-        if snapshot.workspace_id != checkpoint.workspace_id or snapshot.state is not SnapshotState.SEALED:
+        if snapshot.workspace_id != checkpoint.workspace_id or snapshot.state is SnapshotState.FAILED:
             raise CogfsError(Reason.VALIDATION_ERROR, f"the checkpoint of the entry {entry.id} cannot be restored")
         try:
             return self._workspace(checkpoint.workspace_id)

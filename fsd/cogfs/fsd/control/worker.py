@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from cogfs.fsd.control.errors import CogfsError, from_os_error, show
@@ -84,8 +85,13 @@ def end(pid: int) -> None:
     process.close()
 
 
-def start(places: Places, workspace_id: str, root: bytes, mountpoint: bytes) -> WorkerProcess:
-    """Start a worker and wait until it has mounted and listens. UNAVAILABLE, with why, when it does not come up."""
+def start(
+    places: Places, workspace_id: str, root: bytes, mountpoint: bytes, *, generation: int, boundaries: Sequence[int]
+) -> WorkerProcess:
+    """Start a worker and wait until it has mounted and listens. UNAVAILABLE, with why, when it does not come up.
+
+    ``generation``: the number of its first one. ``boundaries``: those that are not captured yet.
+    """
     _lingering[:] = [child for child in _lingering if child.poll() is None]
     socket_path = places.worker_socket(workspace_id)
     log = places.worker_log(workspace_id)
@@ -107,7 +113,12 @@ def start(places: Places, workspace_id: str, root: bytes, mountpoint: bytes) -> 
         keep.append(directory)
     try:
         child = subprocess.Popen(
-            _command(workspace_id, root, mountpoint, shown, ready_in_worker),
+            [
+                *_command(workspace_id, root, mountpoint, shown, ready_in_worker),
+                *("--undo-log", places.undo_log(workspace_id)),
+                *("--generation", str(generation)),
+                *(word for number in boundaries for word in ("--boundary", str(number))),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log_fd,
             stderr=log_fd,

@@ -28,6 +28,7 @@ from cogfs.fsd.channel import (
     Stats,
     Unguard,
 )
+from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.beneath import Beneath, split
 from cogfs.fsd.control.bypass import Bypass
 from cogfs.fsd.control.errors import CogfsError, show
@@ -35,9 +36,11 @@ from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import Recorded, Recorder
 from cogfs.fsd.control.rules import Rules
+from cogfs.fsd.control.sealer import Sealer, believed_until, boot_id
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Writer
 from cogfs.store.schema import (
+    BoundaryRow,
     RecordState,
     RecoveryRow,
     SnapshotOrigin,
@@ -80,9 +83,10 @@ class Current:
 class Workspace:
     """What the control process holds of one registered workspace. Everything but ``attach`` is under ``lock``."""
 
-    def __init__(self, store: Store, pool: ThreadPoolExecutor, workspace_id: str) -> None:
+    def __init__(self, store: Store, pool: ThreadPoolExecutor, sealer: Sealer, workspace_id: str) -> None:
         self.store = store
         self.pool = pool
+        self.sealer = sealer
         self.id = workspace_id
         self.lock = threading.RLock()
         self.link: Link | None = None
@@ -100,10 +104,12 @@ class Workspace:
             self.link = link
             welcome = link.welcome
             self._bypass = Bypass(self.id, welcome.root, link.mountpoint, welcome.worker_pid)
+            self.sealer.attach(link)
 
     def detach(self) -> None:
         """Without the lock: a call that waits for the dead worker fails by itself."""
         self.link = None
+        self.sealer.detach()
 
     def state(self) -> EngineState:
         row = self.row()
@@ -143,10 +149,17 @@ class Workspace:
 
     @contextmanager
     def frozen(self, link: Link) -> Iterator[Frozen]:
-        """A consistent cut: shared maps are flushed, then mutating calls wait until the block ends (or ``guard``)."""
+        """A consistent cut, with every snapshot before it sealed: shared maps are flushed, then mutating calls wait
+        until the block ends (or ``guard``)."""
+        self.sealer.drain()
         self._flush_maps(link)
+        with self._cut(link, Freeze()) as frozen:
+            yield frozen
+
+    @contextmanager
+    def _cut(self, link: Link, freeze: Freeze) -> Iterator[Frozen]:
         try:
-            answer = link.call(Freeze(), _FREEZE_PATIENCE)
+            answer = link.call(freeze, _FREEZE_PATIENCE)
         except CogfsError:
             # A worker that was stopped, say, carries it out once it goes on, and then what comes next in the channel.
             self._resume(link, _SILENT_PATIENCE)
@@ -199,11 +212,9 @@ class Workspace:
             state = reader.record_state(self.id)
         recorded = None
         book = RecordBook(self.store, self.id)
-        bypass = self._bypass
-        if bypass is not None and not scan:
-            scan = bypass.open_to_all or bool(bypass.present())
         if (
             not scan
+            and self._watched()
             and frozen.complete
             and state is not None
             and state.root is not None
@@ -211,11 +222,17 @@ class Workspace:
             and rules.same_as(state.exclude, state.max_file_bytes)
         ):
             recorder = Recorder(self.store, book, link.root_fd, rules, self.pool)
-            recorded = recorder.update(frozen.directories, frozen.files)
+            recorded = recorder.update(frozen.directories, frozen.files, state.root)
         if recorded is None:
             book = RecordBook(self.store, self.id)
-            recorded = Recorder(self.store, book, link.root_fd, rules, self.pool).scan()
+            believed = believed_until(state)
+            recorded = Recorder(self.store, book, link.root_fd, rules, self.pool, believed_ns=believed).scan()
         return Current(recorded, book, rules, frozen.generation)
+
+    def _watched(self) -> bool:
+        """Whether the worker sees all that is changed."""
+        bypass = self._bypass
+        return bypass is None or not (bypass.open_to_all or bypass.present())
 
     def commit(self, link: Link, current: Current, fill: Callable[[Writer], None] | None = None) -> None:
         """Make a recording durable, in one transaction with what ``fill`` writes; then the worker may forget it."""
@@ -229,6 +246,7 @@ class Workspace:
                     current.rules.exclude,
                     current.rules.max_file_bytes,
                     link.welcome.started_ns,
+                    boot_id(),
                 ),
             )
             if fill is not None:
@@ -262,24 +280,136 @@ class Workspace:
         origin: SnapshotOrigin,
         fill: Callable[[Writer, SnapshotRow], None] | None = None,
     ) -> SnapshotRow:
-        """Take a snapshot, sealed when this returns; ``fill`` writes more in the same transaction."""
+        """Take a snapshot, durable when this returns and sealed some time later (see ``sealed``).
+
+        ``fill`` writes more in the same transaction.
+        """
         with self.lock:
             link = self.ready()
-            started = time.monotonic_ns()
-            before = self.store.stats().pack_bytes
-            with self.frozen(link) as frozen:
-                current = self.record(link, frozen)
-                step("checkpoint.recorded")
-                snapshot = self.snapshot_row(
-                    current, current.root, current.rules, label, metadata, origin, started, before
-                )
+            if self._watched():
+                snapshot = self._freeze(link, label, metadata, origin, fill)
+            else:
+                # What is changed past the mount cannot be kept as it was: it is read before this returns.
+                snapshot = self._checkpoint_at_once(link, label, metadata, origin, fill)
+        self.sealer.wake()
+        return snapshot
 
-                def write(writer: Writer) -> None:
-                    self.put_snapshot(writer, snapshot)
+    def sealed(self, snapshot_id: str) -> SnapshotRow:
+        """A snapshot when it is captured. VALIDATION_ERROR when that has failed, UNAVAILABLE when nobody can capture it
+        now, NotFound."""
+        snapshot = self.sealer.wait(snapshot_id)
+        if snapshot.state is not SnapshotState.SEALED or snapshot.root is None:
+            named = ", ".join(f"{show(one.path)} ({one.reason})" for one in snapshot.failed[:3])
+            raise CogfsError(
+                Reason.VALIDATION_ERROR,
+                f"the snapshot {snapshot_id} has failed: {snapshot.reason}" + (f": {named}" if named else ""),
+            )
+        return snapshot
+
+    def _freeze(
+        self,
+        link: Link,
+        label: str,
+        metadata: str,
+        origin: SnapshotOrigin,
+        fill: Callable[[Writer, SnapshotRow], None] | None,
+    ) -> SnapshotRow:
+        """A snapshot that is answered at its boundary, and captured afterwards."""
+        started = time.monotonic_ns()
+        self._flush_maps(link)
+        with self.sealer.order:
+            row = self.row()
+            rules = Rules(row.options.exclude, row.options.max_file_bytes)
+            unlisted = not self._builds_upon(link, rules)
+            with self._cut(link, Freeze(unlisted)) as frozen:
+                unlisted = unlisted or not frozen.complete or _may_be_elsewhere(rules, frozen)
+                snapshot = SnapshotRow(
+                    id=new_id("snap"),
+                    workspace_id=self.id,
+                    root=None,
+                    label=label,
+                    metadata=metadata,
+                    state=SnapshotState.FROZEN,
+                    reason="",
+                    exclude=rules.exclude,
+                    max_file_bytes=rules.max_file_bytes,
+                    skipped=(),
+                    stats=SnapshotStats(duration_ns=time.monotonic_ns() - started),
+                    created_ns=time.time_ns(),
+                    origin=origin,
+                    parent_id=row.last_snapshot_id,
+                )
+                boundary = BoundaryRow(
+                    snapshot.id,
+                    self.id,
+                    frozen.generation,
+                    link.welcome.started_ns,
+                    frozen.frozen_ns,
+                    boot_id(),
+                    unlisted,
+                    b"" if unlisted else boundaries.encode(frozen.directories, frozen.files),
+                    self.store.pack_bytes(),
+                )
+                step("checkpoint.frozen")
+                with self.store.write(objects=False) as writer:
+                    writer.put_snapshot(snapshot)
+                    writer.put_boundary(boundary)
+                    writer.put_workspace(
+                        msgspec.structs.replace(
+                            row, last_snapshot_id=snapshot.id, next_generation=frozen.generation + 1
+                        )
+                    )
                     if fill is not None:
                         fill(writer, snapshot)
+                step("checkpoint.committed")
+                try:
+                    link.call(Committed(frozen.generation, True, unlisted))
+                except CogfsError as error:
+                    # The next connection tells it. What it has not protected meanwhile makes the snapshot FAILED.
+                    _log.warning("cannot tell the worker of a boundary", workspace=self.id, error=str(error))
+        return snapshot
 
-                self.commit(link, current, write)
+    def _builds_upon(self, link: Link, rules: Rules) -> bool:
+        """Whether what is recorded, and what will have been when the boundaries are sealed, is followed by what the
+        worker sees change from now on."""
+        with self.store.read() as reader:
+            state = reader.record_state(self.id)
+            generations = reader.generations(self.id)
+            last = reader.boundary(self.id, generations[-1]) if generations else None
+            if last is not None:
+                snapshot = reader.snapshot(last.snapshot_id)
+                return last.worker_started_ns == link.welcome.started_ns and rules.same_as(
+                    snapshot.exclude, snapshot.max_file_bytes
+                )
+        return (
+            state is not None
+            and state.root is not None
+            and state.worker_started_ns == link.welcome.started_ns
+            and rules.same_as(state.exclude, state.max_file_bytes)
+        )
+
+    def _checkpoint_at_once(
+        self,
+        link: Link,
+        label: str,
+        metadata: str,
+        origin: SnapshotOrigin,
+        fill: Callable[[Writer, SnapshotRow], None] | None,
+    ) -> SnapshotRow:
+        """A snapshot that is sealed when this returns."""
+        started = time.monotonic_ns()
+        before = self.store.pack_bytes()
+        with self.frozen(link) as frozen:
+            current = self.record(link, frozen)
+            step("checkpoint.recorded")
+            snapshot = self.snapshot_row(current, current.root, current.rules, label, metadata, origin, started, before)
+
+            def write(writer: Writer) -> None:
+                self.put_snapshot(writer, snapshot)
+                if fill is not None:
+                    fill(writer, snapshot)
+
+            self.commit(link, current, write)
         return snapshot
 
     def snapshot_row(
@@ -310,7 +440,7 @@ class Workspace:
                 bytes=sums.bytes,
                 hashed=current.hashed,
                 reused=max(0, sums.files - current.hashed),
-                stored_bytes=max(0, self.store.stats().pack_bytes - stored_before),
+                stored_bytes=max(0, self.store.pack_bytes() - stored_before),
                 duration_ns=time.monotonic_ns() - started_ns,
                 directories=sums.directories,
                 symlinks=sums.symlinks,
@@ -371,3 +501,8 @@ class Workspace:
             writer.put_workspace(
                 msgspec.structs.replace(row, read_only=reason, last_recovery=recovery or row.last_recovery)
             )
+
+
+def _may_be_elsewhere(rules: Rules, frozen: Frozen) -> bool:
+    """Whether a directory may have moved, where that changes what is left out below it."""
+    return rules.by_place and any(one.attributes and not one.made for one in frozen.directories)

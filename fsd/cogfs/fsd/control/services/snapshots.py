@@ -41,8 +41,10 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         workspace = self._engine.workspace(required(request.workspace_id, "workspace_id"))
         if len(request.label) > _LABEL_MAX:
             raise invalid(f"the label is longer than {_LABEL_MAX:,} characters")
-        # A snapshot is sealed and durable when it is answered, so every kind of waiting is over then.
         row = workspace.checkpoint(request.label, metadata_text(request.metadata), SnapshotOrigin.MANUAL)
+        if request.wait != common_pb2.WAIT_UNSPECIFIED:
+            # What is sealed is durable, too.
+            row = workspace.sealed(row.id)
         return snapshot_message(row)
 
     def GetSnapshot(
@@ -153,8 +155,10 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
             return reader.snapshot(required(snapshot_id, "snapshot_id"))
 
     def _root(self, snapshot: SnapshotRow) -> TreeEntry:
+        """Its root, once it is captured."""
         if snapshot.root is None:
-            raise invalid(f"the snapshot {snapshot.id} is not sealed: {snapshot.reason}")
+            snapshot = self._engine.workspace(snapshot.workspace_id).sealed(snapshot.id)
+        assert snapshot.root is not None
         return snapshot.root
 
     def _entry(self, root: TreeEntry, path: bytes) -> TreeEntry:

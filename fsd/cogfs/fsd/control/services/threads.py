@@ -7,7 +7,7 @@ import re
 import grpc
 
 from cogfs.fsd.control.engine import Engine
-from cogfs.fsd.control.errors import invalid
+from cogfs.fsd.control.errors import CogfsError, invalid
 from cogfs.fsd.control.services.convert import (
     DEFAULT_PAGE,
     entry_message,
@@ -18,7 +18,7 @@ from cogfs.fsd.control.services.convert import (
 from cogfs.fsd.control.threads import Conversation, Draft
 from cogfs.store.schema import EntryKind
 from cogfs.store.store import Store
-from cogfs.v1 import thread_pb2, thread_pb2_grpc
+from cogfs.v1 import common_pb2, thread_pb2, thread_pb2_grpc
 
 _CONTENT_MAX = 16 * 1024 * 1024
 
@@ -78,6 +78,12 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
             request.require_checkpoint,
         )
         entry, trouble = self._threads.append(draft)
+        if request.wait != common_pb2.WAIT_UNSPECIFIED and entry.file_checkpoint is not None:
+            try:
+                self._engine.workspace(entry.file_checkpoint.workspace_id).sealed(entry.file_checkpoint.snapshot_id)
+            except CogfsError as error:
+                # The message is saved, whatever becomes of its checkpoint.
+                trouble = str(error)
         return thread_pb2.AppendEntryResponse(entry=entry_message(entry, active=True), checkpoint_error=trouble)
 
     def GetEntry(self, request: thread_pb2.GetEntryRequest, context: grpc.ServicerContext) -> thread_pb2.Entry:

@@ -1,0 +1,473 @@
+"""Capturing what boundaries left to be captured: in the background, oldest first, until each snapshot is sealed.
+
+A snapshot is answered as soon as its boundary is durable. What it consists of is read afterwards, as of the boundary
+(``asof``), while the worker lets nothing of it be changed that is not written down. What cannot be had as it was makes
+the snapshot FAILED, by name; it is never something else in silence.
+
+Locks: ``order`` is held while a boundary is made and while one is taken off, so that what a boundary builds upon is
+there. It comes after the workspace's lock and is never held while files are read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from cogfs.fsd.channel import Preserve, Reconcile, Sealed, Wanted
+from cogfs.fsd.control import boundaries
+from cogfs.fsd.control.asof import AsOf
+from cogfs.fsd.control.beneath import beneath, split
+from cogfs.fsd.control.capture import Vanished, capture_file, read_xattrs
+from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.faults import as_cogfs_error
+from cogfs.fsd.control.ports import Link
+from cogfs.fsd.control.recordbook import FLUSH_ROWS, RecordBook
+from cogfs.fsd.control.recorder import Recorded, Recorder
+from cogfs.fsd.control.rules import Rules
+from cogfs.fsd.control.syscalls import syncfs
+from cogfs.fsd.control.whereabouts import Whereabouts
+from cogfs.fsd.undolog import Status, UndoLog, Was
+from cogfs.store.errors import NotFound, StoreError
+from cogfs.store.rows import Writer
+from cogfs.store.schema import (
+    BoundaryRow,
+    OpaqueReason,
+    RecordState,
+    Skipped,
+    SnapshotRow,
+    SnapshotState,
+    SnapshotStats,
+)
+from cogfs.store.steps import step
+from cogfs.store.store import Store
+from cogfs.v1.reasons import Reason
+
+_log = structlog.get_logger(__name__)
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: How often a file that is moved while it is looked for is looked for.
+_ATTEMPTS = 5
+#: Seconds between two tries to write down that a snapshot has failed.
+_RETRY = 2.0
+#: Seconds without a boundary after which the files are synced.
+_SYNC_AFTER = 5.0
+#: Rows that an update may hold: it is repeated from its beginning after a crash, so none may be written ahead.
+_ALL_ROWS = 1 << 62
+#: Paths that a snapshot names as the reason for its failure.
+_MAX_FAILED = 1000
+
+
+def boot_id() -> str:
+    """Which boot of the system this is."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def believed_until(state: RecordState | None) -> int | None:
+    """Until when what was recorded is believed by its stat, in nanoseconds since the epoch; None: always. What was not
+    synced may have come through a loss of power as a stat without its content."""
+    return state.synced_ns if state is not None and state.boot_id not in ("", boot_id()) else None
+
+
+class Sealer:
+    """The unsealed boundaries of one workspace. Its methods may be called by many threads."""
+
+    def __init__(
+        self, store: Store, pool: ThreadPoolExecutor, urgent: ThreadPoolExecutor, workspace_id: str, undo_log: Path
+    ) -> None:
+        """``pool`` reads what a boundary left, ``urgent`` what a call waits for."""
+        self._store = store
+        self._pool = pool
+        self._urgent = urgent
+        self._workspace_id = workspace_id
+        self._undo_log = undo_log
+        self.order = threading.Lock()
+        #: Guards the fields below, and tells of boundaries that came and went.
+        self._changed = threading.Condition()
+        self._root_fd = -1
+        self._link: Link | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._unsynced_since = 0.0
+        #: Why files that a call waited for could not be captured.
+        self._trouble: dict[bytes, str] = {}
+
+    # --- who serves the files -----------------------------------------------------------------------------------------
+
+    def attach(self, link: Link) -> None:
+        """A worker serves the workspace; it is told which boundaries there are."""
+        link.on_wanted(lambda wanted: self._want(link, wanted))
+        with self.order:
+            with self._store.read() as reader:
+                generations = reader.generations(self._workspace_id)
+            with self._changed:
+                self._link = link
+                self._hold(os.dup(link.root_fd))
+            link.call(Reconcile(generations))
+        if link.welcome.broken:
+            _log.error("the undo log could not be written", workspace=self._workspace_id, reason=link.welcome.broken)
+        if generations:
+            self.wake()
+
+    def serve_bare(self, root: bytes) -> None:
+        """Nobody serves the workspace, and nothing is mounted on ``root``. OSError."""
+        with self._store.read() as reader:
+            if not reader.generations(self._workspace_id):
+                return
+        with self._changed:
+            self._hold(os.open(root, _OPEN))
+        self.wake()
+
+    def detach(self) -> None:
+        """The worker is gone. What is still to be captured is captured all the same."""
+        with self._changed:
+            self._link = None
+            if self._thread is None:
+                self._hold(-1)
+
+    def _hold(self, fd: int) -> None:
+        if self._root_fd >= 0:
+            os.close(self._root_fd)
+        self._root_fd = fd
+
+    def close(self) -> None:
+        """Stop; what is not sealed is taken up by the next daemon."""
+        with self._changed:
+            self._closed = True
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+        with self._changed:
+            self._hold(-1)
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be a boundary to capture."""
+        with self._changed:
+            if self._closed:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"seal-{self._workspace_id}", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, snapshot_id: str) -> SnapshotRow:
+        """The snapshot, once it is SEALED or FAILED. UNAVAILABLE when nobody can capture it now; NotFound."""
+        while True:
+            with self._changed:
+                with self._store.read() as reader:
+                    row = reader.snapshot(snapshot_id)
+                if row.state is not SnapshotState.FROZEN:
+                    return row
+                self._refuse_idle()
+                self._changed.wait(1.0)
+
+    def drain(self) -> None:
+        """Until there is no boundary. UNAVAILABLE when nobody can capture them now."""
+        while True:
+            with self._changed:
+                with self._store.read() as reader:
+                    if not reader.generations(self._workspace_id):
+                        return
+                self._refuse_idle()
+                self._changed.wait(1.0)
+
+    def _refuse_idle(self) -> None:
+        if self._closed or self._root_fd < 0:
+            raise CogfsError(
+                Reason.UNAVAILABLE, "the snapshot is not captured yet: run cogfsctl mount, and it will be finished"
+            )
+
+    # --- what a call waits for ----------------------------------------------------------------------------------------
+
+    def _want(self, link: Link, wanted: Wanted) -> None:
+        """Called by the link's own thread."""
+        try:
+            self._urgent.submit(self._preserve, link, wanted)
+        except RuntimeError:
+            pass  # The daemon stops; the worker asks the next one.
+
+    def _preserve(self, link: Link, wanted: Wanted) -> None:
+        try:
+            was = self._capture(link, wanted)
+        except Exception as error:
+            # The call must go on. The snapshot will be FAILED, since the file has changed then and is not in the log.
+            failure = as_cogfs_error(error, "capture a file that is about to change")
+            _log.error("a file is not preserved", workspace=self._workspace_id, reason=str(failure))
+            with self._changed:
+                self._trouble.update(dict.fromkeys(wanted.paths, str(failure)))
+            was = None
+        step("preserve.captured")
+        try:
+            link.call(Preserve(wanted.ticket, was))
+        except CogfsError as error:
+            # It asks again when there is a connection again.
+            _log.warning("cannot answer the worker", workspace=self._workspace_id, error=str(error))
+
+    def _capture(self, link: Link, wanted: Wanted) -> Was | None:
+        """What a file is, with its content in the store; None when it has no name, so that no snapshot has it."""
+        whereabouts = Whereabouts(link.root_fd, link, held=True)
+        paths: list[bytes] = list(wanted.paths)
+        limit = self._size_limit()
+        for _ in range(_ATTEMPTS):
+            for path in paths:
+                parent, name = split(path)
+                try:
+                    with beneath(link.root_fd) as reach:
+                        fd = reach.directory(parent)
+                        found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                        if found.st_ino != wanted.inode:
+                            continue
+                        status = Status.of(found)
+                        xattrs = read_xattrs(name, fd)
+                        if 0 <= limit < status.size:
+                            return Was(status, xattrs, reason=OpaqueReason.TOO_LARGE.value)
+                        content = capture_file(self._store, name, fd)
+                except (FileNotFoundError, NotADirectoryError, Vanished):
+                    continue
+                if isinstance(content, OpaqueReason):
+                    return Was(status, xattrs, reason=content.value)
+                return Was(Status.of(content.stat), xattrs, hash=content.hash)
+            now = whereabouts(wanted.inode)
+            paths = [] if now is None else [now]
+        return None
+
+    def _size_limit(self) -> int:
+        """The largest that any unsealed snapshot keeps; -1: no limit."""
+        with self._store.read() as reader:
+            row = reader.workspace(self._workspace_id)
+        return row.options.max_file_bytes
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            row = self._next()
+            if row is None:
+                return
+            try:
+                self._seal(row)
+            except Exception as error:
+                failure = as_cogfs_error(error, "capture the files of a snapshot")
+                self._give_up(row, failure, ())
+            with self._changed:
+                self._changed.notify_all()
+
+    def _next(self) -> BoundaryRow | None:
+        """The oldest boundary; None when there is nothing to do, and the thread ends."""
+        while True:
+            with self.order, self._changed:
+                if self._closed:
+                    self._thread = None
+                    return None
+                with self._store.read() as reader:
+                    generations = reader.generations(self._workspace_id)
+                    row = reader.boundary(self._workspace_id, generations[0]) if generations else None
+                if row is not None:
+                    return row
+                if not self._unsynced_since or self._link is None:
+                    self._thread = None
+                    if self._link is None:
+                        self._hold(-1)
+                    self._changed.notify_all()
+                    return None
+            self._rest()
+
+    def _rest(self) -> None:
+        """Wait a while for the next boundary; when none comes, have the files synced, so that what was recorded of them
+        can be believed after a loss of power."""
+        with self._changed:
+            left = self._unsynced_since + _SYNC_AFTER - time.monotonic()
+            if left > 0:
+                self._changed.wait(left)
+                return
+            self._unsynced_since = 0.0
+            fd = os.dup(self._root_fd)
+        started = time.time_ns()
+        try:
+            syncfs(fd)
+            with self.order, self._store.write() as writer:
+                state = writer.record_state(self._workspace_id)
+                if state is not None:
+                    writer.put_record_state(
+                        self._workspace_id, msgspec.structs.replace(state, boot_id=boot_id(), synced_ns=started)
+                    )
+        except (OSError, StoreError, NotFound) as error:
+            _log.warning("the files are not synced", workspace=self._workspace_id, error=str(error))
+        finally:
+            os.close(fd)
+
+    # --- sealing ------------------------------------------------------------------------------------------------------
+
+    def _seal(self, row: BoundaryRow) -> None:
+        if row.boot_id != boot_id():
+            failure = CogfsError(
+                Reason.IO, "the system went down before the snapshot was captured, and the files may be older than it"
+            )
+            self._give_up(row, failure, ())
+            return
+        with self._store.read() as reader:
+            snapshot = reader.snapshot(row.snapshot_id)
+            state = reader.record_state(self._workspace_id)
+        with self._changed:
+            root_fd = os.dup(self._root_fd)
+            link = self._link
+        started = time.monotonic_ns()
+        log = UndoLog(self._undo_log)
+        try:
+            recorded, book = self._record(row, snapshot, state, root_fd, link, log)
+            step("seal.recorded")
+            if recorded.failed:
+                failure = CogfsError(Reason.IO, "some files could not be captured as they were")
+                self._give_up(row, failure, recorded.failed)
+                return
+            self._commit(row, snapshot, recorded, book, started)
+        finally:
+            log.close()
+            os.close(root_fd)
+        step("seal.committed")
+        self._tell(row.generation)
+
+    def _record(
+        self,
+        row: BoundaryRow,
+        snapshot: SnapshotRow,
+        state: RecordState | None,
+        root_fd: int,
+        link: Link | None,
+        log: UndoLog,
+    ) -> tuple[Recorded, RecordBook]:
+        same_worker = link is not None and link.welcome.started_ns == row.worker_started_ns
+        whereabouts = Whereabouts(root_fd, link, held=same_worker and not row.unlisted)
+        rules = Rules(snapshot.exclude, snapshot.max_file_bytes)
+        book = RecordBook(self._store, self._workspace_id, FLUSH_ROWS if row.unlisted else _ALL_ROWS)
+        asof = AsOf(root_fd, log=log, boundary=row.generation, frozen_ns=row.frozen_ns, locate=whereabouts)
+        try:
+            asof.refresh()
+            recorder = Recorder(self._store, book, root_fd, rules, self._pool, asof, believed_until(state))
+            recorded = None
+            if not row.unlisted and state is not None and state.root is not None:
+                changes = boundaries.decode(row.changes)
+                recorded = recorder.update(changes.directories, changes.files, state.root)
+            if recorded is None:
+                if not row.unlisted:
+                    raise CogfsError(Reason.IO, "what the snapshot builds upon is not recorded")
+                recorded = recorder.scan()
+        finally:
+            asof.close()
+        return recorded, book
+
+    def _commit(
+        self, row: BoundaryRow, snapshot: SnapshotRow, recorded: Recorded, book: RecordBook, started_ns: int
+    ) -> None:
+        sums = recorded.sums
+        sealed = msgspec.structs.replace(
+            snapshot,
+            root=recorded.root,
+            state=SnapshotState.SEALED,
+            skipped=tuple(sorted(book.skipped(recorded.root_inode), key=lambda one: one.path)),
+            stats=SnapshotStats(
+                files=sums.files,
+                bytes=sums.bytes,
+                hashed=recorded.hashed,
+                reused=max(0, sums.files - recorded.hashed),
+                stored_bytes=max(0, self._store.pack_bytes() - row.stored_before),
+                duration_ns=snapshot.stats.duration_ns + time.monotonic_ns() - started_ns,
+                directories=sums.directories,
+                symlinks=sums.symlinks,
+            ),
+        )
+        # What is synced first need not be synced while others wait for the order.
+        self._store.sync()
+        with self.order, self._store.write() as writer:
+            book.write(writer)
+            before = writer.record_state(self._workspace_id)
+            writer.put_record_state(
+                self._workspace_id,
+                RecordState(
+                    recorded.root,
+                    recorded.root_inode,
+                    snapshot.exclude,
+                    snapshot.max_file_bytes,
+                    row.worker_started_ns,
+                    boot_id(),
+                    before.synced_ns if before is not None and before.boot_id == boot_id() else 0,
+                ),
+            )
+            writer.put_snapshot(sealed)
+            writer.delete_boundary(self._workspace_id, row.generation)
+        with self._changed:
+            self._unsynced_since = self._unsynced_since or time.monotonic()
+
+    def _tell(self, generation: int) -> None:
+        """The worker need not protect the boundary any more."""
+        with self._changed:
+            link = self._link
+        if link is None:
+            return
+        try:
+            link.call(Sealed(generation))
+        except CogfsError as error:
+            _log.warning("cannot tell the worker of a seal", workspace=self._workspace_id, error=str(error))
+
+    # --- failing ------------------------------------------------------------------------------------------------------
+
+    def _give_up(self, row: BoundaryRow, failure: CogfsError, failed: tuple[Skipped, ...]) -> None:
+        """Make a snapshot FAILED, and let the next one have what it leaves. Repeated until that is written down."""
+        _log.error("snapshot failed", snapshot=row.snapshot_id, reason=str(failure), paths=len(failed))
+        while True:
+            try:
+                last = self._write_failure(row, failure, failed)
+            except (StoreError, OSError) as error:
+                _log.warning("cannot write down that a snapshot failed", snapshot=row.snapshot_id, error=str(error))
+                # The workload goes on; no boundary is made while the store cannot be written.
+                self._tell(row.generation)
+                with self._changed:
+                    if self._closed:
+                        return
+                    self._changed.wait(_RETRY)
+                continue
+            step("seal.failed")
+            if last:
+                self._tell(row.generation)
+            return
+
+    def _write_failure(self, row: BoundaryRow, failure: CogfsError, failed: tuple[Skipped, ...]) -> bool:
+        """Whether there is no boundary any more."""
+        with self._changed:
+            known = {path: self._trouble.pop(path, "") for path in [one.path for one in failed]}
+        failed = tuple(Skipped(one.path, known[one.path] or one.reason) for one in failed[:_MAX_FAILED])
+        with self.order, self._store.write() as writer:
+            snapshot = writer.snapshot(row.snapshot_id)
+            writer.put_snapshot(
+                msgspec.structs.replace(snapshot, state=SnapshotState.FAILED, reason=str(failure), failed=failed)
+            )
+            writer.delete_boundary(self._workspace_id, row.generation)
+            return not self._hand_on(writer, row)
+
+    def _hand_on(self, writer: Writer, row: BoundaryRow) -> bool:
+        """Have the next boundary build upon what the failed one did; whether there is one."""
+        rest = writer.generations(self._workspace_id)
+        if not rest:
+            state = writer.record_state(self._workspace_id)
+            if state is not None:
+                # The next snapshot looks at everything.
+                writer.put_record_state(self._workspace_id, msgspec.structs.replace(state, worker_started_ns=0))
+            return False
+        following = writer.boundary(self._workspace_id, rest[0])
+        assert following is not None
+        writer.put_boundary(
+            msgspec.structs.replace(
+                following,
+                unlisted=following.unlisted or row.unlisted,
+                changes=boundaries.merge(row.changes, following.changes),
+            )
+        )
+        return True
