@@ -28,6 +28,7 @@ class Directory:
         self.root = root
         self.id = new_id("ws")
         self.pool = ThreadPoolExecutor(2)
+        self.recorded: TreeEntry | None = None
         with store.write() as writer:
             writer.put_workspace(WorkspaceRow(self.id, os.fsencode(root), b"", WorkspaceOptions(), 0))
 
@@ -45,8 +46,14 @@ class Directory:
         fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
             recorder = Recorder(self.store, book, fd, rules or Rules((), ANY_SIZE), self.pool)
-            recorded = recorder.scan() if dirty is None else recorder.update(*dirty)
-            assert recorded is not None
+            if dirty is None:
+                recorded = recorder.scan()
+            else:
+                assert self.recorded is not None
+                updated = recorder.update(*dirty, self.recorded)
+                assert updated is not None
+                recorded = updated
+            self.recorded = recorded.root
         finally:
             os.close(fd)
         with self.store.write() as writer:

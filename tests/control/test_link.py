@@ -18,6 +18,7 @@ from cogfs.fsd.control import mounts, places, worker
 from cogfs.fsd.control import workspace as workspace_module
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.link import OtherVersion, WorkerGone, WorkerLink, WorkerRefused, WorkerSilent
+from cogfs.fsd.control.sealer import Sealer
 from cogfs.fsd.control.worker import WorkerProcess
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.schema import WorkspaceOptions, WorkspaceRow
@@ -42,7 +43,7 @@ def at(base: Path) -> places.Places:
 
 @pytest.fixture
 def process(at: places.Places, project: Path) -> Iterator[WorkerProcess]:
-    started = worker.start(at, "ws_1", os.fsencode(project), os.fsencode(project))
+    started = worker.start(at, "ws_1", os.fsencode(project), os.fsencode(project), generation=1, boundaries=[])
     try:
         yield started
     finally:
@@ -160,7 +161,9 @@ def test_nobody_there(at: places.Places) -> None:
 
 def test_a_worker_that_cannot_mount_says_why(at: places.Places, base: Path) -> None:
     with pytest.raises(CogfsError) as caught:
-        worker.start(at, "ws_1", os.fsencode(base / "missing"), os.fsencode(base / "missing"))
+        worker.start(
+            at, "ws_1", os.fsencode(base / "missing"), os.fsencode(base / "missing"), generation=1, boundaries=[]
+        )
     assert caught.value.reason is Reason.UNAVAILABLE
     assert "No such file" in str(caught.value)
     assert caught.value.metadata["log"] == str(at.worker_log("ws_1"))
@@ -216,7 +219,9 @@ def workspace(base: Path, project: Path) -> Iterator[Workspace]:
     with Store.open(base / "store") as store, ThreadPoolExecutor(1) as pool:
         with store.write() as writer:
             writer.put_workspace(WorkspaceRow("ws_1", os.fsencode(project), b"", WorkspaceOptions(), 0))
-        yield Workspace(store, pool, "ws_1")
+        sealer = Sealer(store, pool, pool, "ws_1", base / "undo.log")
+        yield Workspace(store, pool, sealer, "ws_1")
+        sealer.close()
 
 
 @pytest.mark.parametrize("request_", ["freeze", "guard"])

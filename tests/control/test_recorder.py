@@ -134,20 +134,20 @@ class Watched:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.names: dict[bytes, set[bytes] | None] = {}
+        self.names: dict[bytes, set[bytes]] = {}
+        self.new: set[int] = set()
         self.files: dict[int, bool] = {}
 
     def entry(self, path: str) -> None:
         parent, _, name = os.fsencode(path).rpartition(b"/")
-        names = self.names.setdefault(parent, set())
-        if names is not None:
-            names.add(name)
+        self.names.setdefault(parent, set()).add(name)
 
     def made(self, path: str) -> None:
         self.entry(path)
         full = self.root / path
         if full.is_dir() and not full.is_symlink():
-            self.names[os.fsencode(path)] = None
+            self.names[os.fsencode(path)] = set()
+            self.new.add(full.stat().st_ino)
         else:
             self.content(path)
 
@@ -171,15 +171,19 @@ class Watched:
             full = os.path.join(os.fsencode(self.root), path)
             if os.path.isdir(full):
                 inode = os.stat(full).st_ino
-                told = None if names is None else sorted(names)
-                directories.append(DirtyDirectory(inode, path, told, False, False))
+                parent = os.stat(os.path.dirname(full) if path else full).st_ino
+                made = inode in self.new
+                directories.append(DirtyDirectory(inode, parent, path, sorted(names), made, made, False))
         paths: dict[int, list[bytes]] = {}
         for parent, below, files in os.walk(os.fsencode(self.root)):
             for name in [*below, *files]:
                 full = os.path.join(parent, name)
                 paths.setdefault(os.lstat(full).st_ino, []).append(os.path.relpath(full, os.fsencode(self.root)))
-        found = [DirtyFile(inode, paths.get(inode, []), content) for inode, content in self.files.items()]
-        return directories, found
+        return directories, [self.file(inode, paths.get(inode, []), content) for inode, content in self.files.items()]
+
+    def file(self, inode: int, paths: list[bytes], content: bool) -> DirtyFile:
+        parents = [os.stat(os.path.join(os.fsencode(self.root), os.path.dirname(path))).st_ino for path in paths]
+        return DirtyFile(inode, paths, parents, content)
 
 
 def _random_changes(root: Path, watched: Watched, dice: random.Random) -> None:
@@ -350,7 +354,7 @@ def test_a_hard_link_is_followed_to_names_that_the_worker_does_not_know(place: D
     place.scan()
     (place.root / "a" / "one").write_text("second")
     inode = (place.root / "a" / "one").stat().st_ino
-    recorded = place.update([], [DirtyFile(inode, [b"a/one"], True)])
+    recorded = place.update([], [Watched(place.root).file(inode, [b"a/one"], True)])
     for path in (b"a/one", b"b/two", b"a/three"):
         entry = find(place.store, recorded.root, path)
         assert entry is not None and place.store.read_blob(entry.hash) == b"second"
@@ -370,11 +374,11 @@ def test_a_hard_link_in_a_directory_whose_path_another_one_has_taken(place: Dire
     watched.made("a/one")
     (place.root / "a" / "one").write_text("second")
     directories, files = watched.dirty()
-    known = [DirtyFile(file.inode, [path for path in file.paths if path != b"b/two"], file.content) for file in files]
-    book = RecordBook(place.store, place.id)
-    fd = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        # Where the directory is now is not known by its inode: that takes a scan.
-        assert Recorder(place.store, book, fd, Rules((), ANY_SIZE), place.pool).update(directories, known) is None
-    finally:
-        os.close(fd)
+    known = [
+        watched.file(file.inode, [path for path in file.paths if path != b"b/two"], file.content) for file in files
+    ]
+    recorded = place.update(directories, known)
+    for path in (b"a/one", b"b/one", b"b/two"):
+        entry = find(place.store, recorded.root, path)
+        assert entry is not None and place.store.read_blob(entry.hash) == b"second"
+    assert len({row.link_group for _, row in walk(place.store, recorded.root.hash) if row.kind is Kind.FILE}) == 1
