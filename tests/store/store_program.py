@@ -8,6 +8,11 @@ label comes from the environment.
 ``store_program.py insist STORE``: writes rounds, each again until it succeeds, and prints the errors met. One call
 of the system fails somewhere, by a library that is loaded before all others.
 
+``store_program.py put STORE COUNT FIRST``: puts COUNT objects from number FIRST on, prints ``put N`` after each, and
+commits nothing.
+
+``store_program.py commit STORE``: opens the store and syncs it.
+
 ``store_program.py hold STORE``: opens the store, prints ``open``, and waits for its input to end.
 """
 
@@ -221,6 +226,25 @@ def insist(path: Path) -> None:
     print(*errors)
 
 
+def item(number: int) -> bytes:
+    """Of any size: some are larger than what a page holds, some fill a pack by themselves."""
+    source = random.Random(f"item {number}")
+    size = source.choice([0, 20, 700, 5000, 30_000, 150_000])
+    return b"%d " % number + (source.randbytes(size) if number % 3 else source.randbytes(size // 30 + 1) * 30)
+
+
+def put(path: Path, count: int, first: int) -> None:
+    with open_store(path) as store:
+        for number in range(first, first + count):
+            store.put_blob(item(number))
+            print("put", number, flush=True)
+
+
+def commit(path: Path) -> None:
+    with open_store(path) as store:
+        store.sync()
+
+
 def hold(path: Path) -> None:
     with Store.open(path):
         print("open", flush=True)
@@ -233,6 +257,10 @@ if __name__ == "__main__":
         work(where, int(sys.argv[3]))
     elif what == "full":
         full(where)
+    elif what == "put":
+        put(where, int(sys.argv[3]), int(sys.argv[4]))
+    elif what == "commit":
+        commit(where)
     elif what == "insist":
         insist(where)
     else:

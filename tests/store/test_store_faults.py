@@ -28,7 +28,7 @@ check_rounds: Callable[[Store], int] = _program["check"]
 
 LABELS = steps.STORE_STEPS
 #: Steps that are passed only when something was left behind.
-CLEANING = ("pack.truncate", "pack.discard")
+CLEANING = ("pack.recover", "pack.renew", "pack.truncate", "pack.discard")
 
 #: A row's worth of inode numbers: about 1,000 bytes.
 WIDE = tuple(range(2**40, 2**40 + 111))
@@ -78,6 +78,8 @@ def test_every_label_is_passed_and_known(place: Path) -> None:
         store.sync()
         store.put_blob(b"y")
     (place / "packs" / "00000007.pack").write_bytes(b"left behind")
+    with (place / "packs" / "00000001.pack").open("ab") as file:
+        file.write(b"torn")
     with steps.on_step(passed.append), open_store(place):
         pass
     assert set(passed) == set(LABELS)
@@ -85,7 +87,8 @@ def test_every_label_is_passed_and_known(place: Path) -> None:
 
 @pytest.mark.parametrize("label", CLEANING)
 def test_killed_while_cleaning_up(place: Path, label: str) -> None:
-    _, output = run("work", str(place), "3", crash_at="pack.sync:4")
+    status, output = run("work", str(place), "3", crash_at="pack.sync:4")
+    assert status == -signal.SIGKILL
     for number in (70, 71):
         (place / "packs" / f"{number:08x}.pack").write_bytes(b"left behind")
     with (place / "packs" / "00000001.pack").open("ab") as file:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cogfs.store import codec, trees
 from cogfs.store.errors import Corrupt, NotFound
 from cogfs.store.hashing import hash_object
-from cogfs.store.objects import Location
+from cogfs.store.objects import Location, Recovered
 from cogfs.store.packs import Packs
 from cogfs.store.records import (
     PACK_HEADER_SIZE,
@@ -209,12 +209,17 @@ def test_a_torn_tail_is_cut_off_wherever_it_tears(place: Path) -> None:
     whole = pack_of(place).read_bytes()
     assert whole.startswith(good)
     assert len(whole) > len(good) + RECORD_HEADER_SIZE
-    for length in range(len(good), len(whole) + 1):
+    for length in range(len(good), len(whole)):
         pack_of(place).write_bytes(whole[:length])
         with Store.open(place) as store:
             assert pack_of(place).read_bytes() == good
+            assert store.recovered == Recovered(dropped=length - len(good))
             assert not store.has(lost)
             assert [store.read_blob(name) for name in names] == kept
+    pack_of(place).write_bytes(whole)
+    with Store.open(place) as store:
+        assert store.recovered == Recovered(1, len(whole) - len(good))
+        assert store.read_blob(lost) == b"never committed " * 9
 
 
 def test_a_scan_finds_all_records_and_stops_at_a_torn_one(tmp_path: Path) -> None:

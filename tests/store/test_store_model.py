@@ -1,4 +1,4 @@
-"""A store against a plain model: random puts, writes, syncs, failures and restarts."""
+"""A store against a plain model: random puts, writes, syncs, failures, restarts and losses of power."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cogfs.store import steps
 from cogfs.store.errors import Exists, NotFound, StoreError
-from cogfs.store.schema import EntryKind, EntryRow, SnapshotOrigin, SnapshotRow, SnapshotState, SnapshotStats
+from cogfs.store.hashing import hash_object
+from cogfs.store.schema import (
+    EntryKind,
+    EntryRow,
+    ObjectKind,
+    SnapshotOrigin,
+    SnapshotRow,
+    SnapshotState,
+    SnapshotStats,
+)
 from cogfs.store.store import Store
 
 few = st.sampled_from(["a", "ab", "b", "ü"])
@@ -41,6 +50,8 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
         self.objects: dict[bytes, bytes] = {}
+        #: What a put that failed may have written all the same.
+        self.maybe: dict[bytes, bytes] = {}
         self.durable: dict[bytes, bytes] = {}
         self.rows = Rows()
         self.store = self.open()
@@ -65,9 +76,27 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.store.close()
         self.store = self.open()
-        for name in self.objects.keys() - self.durable.keys():
-            assert not self.store.has(name)
-        self.objects = dict(self.durable)
+        for name, data in self.maybe.items():
+            if self.store.has(name):
+                self.objects[name] = data
+        self.maybe.clear()
+
+    @rule(lost=st.lists(st.integers(0, 4000), min_size=1, max_size=4))
+    def lose_power(self, lost: list[int]) -> None:
+        """Of what was not synced the packs lose so many bytes each, the last ones first."""
+        ends = dict(self.store._objects._ends)
+        self.store.close()
+        for path, length in zip(
+            sorted((self.directory / "store" / "packs").iterdir(), reverse=True), lost, strict=False
+        ):
+            size = path.stat().st_size
+            if size > (end := ends.get(int(path.stem, 16), 0)):
+                os.truncate(path, max(end, size - length))
+        self.store = self.open()
+        known = self.objects | self.maybe
+        self.objects = {name: data for name, data in known.items() if self.store.has(name)}
+        self.maybe.clear()
+        assert self.objects.keys() >= self.durable.keys()
 
     @rule(changes=st.lists(st.tuples(st.sampled_from(["snapshot", "entry", "delete", "workspace"]), few, few)),
           fail=st.sampled_from(["", "", "", "body", *FAILING]))  # fmt: skip
@@ -121,7 +150,7 @@ class StoreMachine(RuleBasedStateMachine):
             try:
                 self.objects[self.store.put_blob(data)] = data
             except StoreError:
-                pass
+                self.maybe[hash_object(ObjectKind.BLOB, data)] = data
 
     @invariant()
     def all_objects_are_there(self) -> None:

@@ -50,7 +50,7 @@ def decode(codec: int, payload: bytes, raw_length: int) -> bytes:
     elif codec == Codec.ZSTD:
         try:
             data = _tools.decompressor.decompress(payload, max_output_size=raw_length)
-        except (zstandard.ZstdError, MemoryError) as error:
+        except (zstandard.ZstdError, MemoryError, OverflowError) as error:
             raise ValueError(str(error)) from error
     else:
         raise ValueError(f"codec {codec} is not known")

@@ -1,7 +1,9 @@
 """Objects by hash: put into packs, found through the index, read with every byte verified.
 
-An object that was put is *pending* until a batch names it in the index: it can be read, and is lost in a crash. The
-order is always the same: the bytes of a batch are synced, then one commit names them, then they are no longer pending.
+An object that was put is *pending* until a batch names it in the index: it can be read, and is lost with the power, but
+not with the process. After a crash what was pending is found beyond the ends of the packs that the index knows, and is
+pending again. The order is always the same: the bytes of a batch are synced, then one commit names them, then they are
+no longer pending.
 
 Hashing and compression run outside ``_lock``, which covers the table of what is pending and the append to a pack.
 """
@@ -14,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cogfs.store import codec
-from cogfs.store.database import Change, Database, Table, check_number
+from cogfs.store.database import Change, Database, Table, View, check_number
 from cogfs.store.errors import Corrupt, NotFound, StoreError, of_system, translated
 from cogfs.store.hashing import HASH_SIZE, hash_object
-from cogfs.store.packs import Packs
+from cogfs.store.packs import Packs, Record
 from cogfs.store.records import NO_BASE, PACK_HEADER_SIZE, RECORD_HEADER_SIZE, record_header
 from cogfs.store.schema import Hash, ObjectKind
 from cogfs.store.steps import step
@@ -74,6 +76,18 @@ class Batch:
         return len(self.objects) * _ROW_COST
 
 
+class Recovered(NamedTuple):
+    """What a start found beyond the ends of the packs that the index knows."""
+
+    #: Objects that were put and not committed, and the bytes of their records. They are pending.
+    objects: int = 0
+    bytes: int = 0
+    #: Bytes that were of no use: torn, damaged, or of objects that are elsewhere.
+    dropped: int = 0
+    #: Packs of which something cannot be read.
+    unreadable: tuple[int, ...] = ()
+
+
 class Objects:
     """All objects of a store."""
 
@@ -89,7 +103,27 @@ class Objects:
             for key, value in view.scan(Table.PACKS):
                 number = check_number(key, _PACK_KEY_SIZE, "number of a pack")
                 self._ends[number] = check_number(value, _END_SIZE, f"end of pack {number:08x}")
-        packs.settle(self._ends)
+            self.recovered = self._recover(view)
+
+    def _recover(self, view: View) -> Recovered:
+        """Takes what was pending when the store was last open."""
+
+        def take(record: Record) -> bool:
+            header = record.header
+            data = codec.decode(header.codec, record.payload, header.raw)
+            if hash_object(header.kind, data) != header.hash:
+                raise ValueError("the content of a record does not match its hash")
+            if header.hash in self._pending or view.get(Table.OBJECTS, header.hash) is not None:
+                return False
+            self._pending[header.hash] = Location(
+                record.pack, record.offset, header.stored, header.raw, header.kind, header.codec, header.base
+            )
+            return True
+
+        met = self._packs.settle(self._ends, take)
+        self._suspect |= met.suspect
+        size = sum(location.end - location.offset for location in self._pending.values())
+        return Recovered(len(self._pending), size, met.dropped, tuple(sorted(met.unreadable)))
 
     # --- objects
 

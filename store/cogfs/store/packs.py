@@ -1,7 +1,8 @@
 """The pack files: appended to, synced, read, scanned. Knows records, not objects, and not the index.
 
 Files are ``<8 hexadecimal digits>.pack`` in one directory. One pack at a time grows; it is left for a new one when the
-next record would make it larger than the bound. What lies beyond the end that the index knows is nobody's.
+next record would make it larger than the bound. What lies beyond the end that the index knows is a *tail*: records
+that were put and not committed, and maybe a torn one. A pack that the index does not know is a tail from its header on.
 
 Locks: ``_append_lock`` covers the growing pack and the set of packs that wait for a sync; ``_files_lock`` covers the
 open descriptors. Neither is held across a sync, and the second never across any call of the system but close.
@@ -9,15 +10,18 @@ open descriptors. Neither is held across a sync, and the second never across any
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from cogfs.store.errors import Corrupt, StoreError, of_system, translated
 from cogfs.store.files import sync_directory
@@ -36,6 +40,37 @@ PACK_LIMIT = 64 * 1024 * 1024
 _OPEN_FILES = 64
 _NAME = re.compile(r"([0-9a-f]{8})\.pack")
 _TORN = "a record is cut off"
+#: Of these another start may know nothing, so a tail is not given up for them.
+_SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+class Record(NamedTuple):
+    """A record whose checksums are right."""
+
+    pack: int
+    #: Of its header in the pack.
+    offset: int
+    header: RecordHeader
+    #: The bytes of the header.
+    head: bytes
+    payload: bytes
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte after it."""
+        return self.offset + len(self.head) + len(self.payload)
+
+
+@dataclass
+class Settled:
+    """What ``settle`` met."""
+
+    #: Bytes that were cut off or removed.
+    dropped: int = 0
+    #: Packs whose tail cannot be read to its end.
+    unreadable: set[int] = field(default_factory=set)
+    #: Packs with records that were taken and may never reach the disk from where they are.
+    suspect: set[int] = field(default_factory=set)
 
 
 class _File:
@@ -71,27 +106,69 @@ class Packs:
 
     # --- start and end
 
-    def settle(self, ends: dict[int, int]) -> None:
-        """Makes the files what the index says: ``ends`` has the end of each pack that holds something.
+    def settle(self, ends: dict[int, int], take: Callable[[Record], bool]) -> Settled:
+        """Looks at the tail of each pack; ``ends`` has the end of each pack that the index knows.
 
-        What is beyond is cut off, files that are not named are removed. A pack that is missing or too short is left as
-        it is, for reads to report, and does not grow. Called once, before anything else.
+        ``take`` gets the records of the tails, in order. It says whether it needs the record, which then is one that
+        waits for a sync, and raises ValueError when the record is not what it says it is. The first such record, or
+        torn one, ends the tail. What follows the last record that is needed is cut off, and a pack that the index does
+        not know and that has none is removed. A tail that the system cannot read is left as it is beyond that point.
+
+        A pack that is missing or too short is left as it is, for reads to report. Such packs do not grow. Called once,
+        before anything else.
         """
+        met = Settled()
         with translated("looking at its packs"):
             sizes = self._sizes()
-            for number, size in sizes.items():
-                if number not in ends:
+            settled = dict(ends)
+            for number, size in sorted(sizes.items()):
+                known = ends.get(number, 0)
+                if number in ends and size <= known:
+                    continue
+                end = self._take_tail(number, known, size, take, met)
+                if number in met.unreadable:
+                    settled[number] = end
+                elif end or number in ends:
+                    settled[number] = end
+                    if end < size:
+                        step("pack.truncate")
+                        os.truncate(self._path(number), end)
+                        met.dropped += size - end
+                else:
                     step("pack.discard")
                     os.unlink(self._path(number))
-                elif size > ends[number]:
-                    step("pack.truncate")
-                    os.truncate(self._path(number), ends[number])
-        self._next_number = max(ends, default=0) + 1
-        self._bytes = sum(ends.values())
-        if ends:
-            last = max(ends)
-            if sizes.get(last, 0) >= ends[last]:
-                self._number, self._end = last, ends[last]
+                    self._drop(number)
+                    met.dropped += size
+        last = max(settled, default=0)
+        self._next_number = last + 1
+        self._bytes = sum(settled.values())
+        if last and sizes.get(last, 0) >= settled[last] and last not in met.unreadable | met.suspect:
+            self._number, self._end = last, settled[last]
+        return met
+
+    def _take_tail(self, number: int, known: int, size: int, take: Callable[[Record], bool], met: Settled) -> int:
+        """The end of the last record that is needed; ``known`` when there is none."""
+        end = known
+        try:
+            step("pack.recover")
+            with self._open(number) as fd:
+                if not known:
+                    check_pack_header(_read_exactly(fd, 0, PACK_HEADER_SIZE), number)
+                for record in _records(fd, number, known or PACK_HEADER_SIZE, size):
+                    if take(record):
+                        end = record.end
+                        self._unsynced[number] = end
+                        if number not in met.suspect and not _renew(fd, record):
+                            met.suspect.add(number)
+        except ValueError:
+            pass
+        except OSError as error:
+            if error.errno in _SCARCE:
+                raise
+            met.unreadable.add(number)
+        if not known and end:
+            self._directory_unsynced = True
+        return end
 
     def size(self) -> int:
         """Bytes in all packs."""
@@ -230,19 +307,9 @@ class Packs:
         """
         try:
             with self._open(number) as fd:
-                size = os.fstat(fd).st_size
                 check_pack_header(_read_exactly(fd, 0, PACK_HEADER_SIZE), number)
-                offset = PACK_HEADER_SIZE
-                while offset < size:
-                    header = parse_record_header(_read_exactly(fd, offset, RECORD_HEADER_SIZE))
-                    end = offset + RECORD_HEADER_SIZE + header.stored
-                    if end > size:
-                        raise ValueError(_TORN)
-                    payload = _read_exactly(fd, offset + RECORD_HEADER_SIZE, header.stored)
-                    if zlib.crc32(payload) != header.checksum:
-                        raise ValueError("the payload of a record is damaged")
-                    yield offset, header
-                    offset = end
+                for record in _records(fd, number, PACK_HEADER_SIZE, os.fstat(fd).st_size):
+                    yield record.offset, record.header
         except ValueError as error:
             raise Corrupt(f"pack {number:08x} of the store is damaged: {error}") from error
         except OSError as error:
@@ -285,6 +352,13 @@ class Packs:
                 if file.dropped and not file.users:
                     os.close(file.fd)
 
+    def _drop(self, number: int) -> None:
+        """Closes what is open of a pack that nobody reads and that is no more."""
+        with self._files_lock:
+            file = self._files.pop(number, None)
+        if file is not None:
+            os.close(file.fd)
+
     def _keep(self, number: int, file: _File) -> None:
         self._files[number] = file
         if len(self._files) > _OPEN_FILES:
@@ -292,6 +366,35 @@ class Packs:
             oldest.dropped = True
             if not oldest.users:
                 os.close(oldest.fd)
+
+
+def _records(fd: int, number: int, offset: int, size: int) -> Iterator[Record]:
+    """The records of a pack of ``size`` bytes from ``offset`` on. ValueError at the first that is torn or damaged."""
+    while offset < size:
+        head = _read_exactly(fd, offset, RECORD_HEADER_SIZE)
+        header = parse_record_header(head)
+        if offset + RECORD_HEADER_SIZE + header.stored > size:
+            raise ValueError(_TORN)
+        payload = _read_exactly(fd, offset + RECORD_HEADER_SIZE, header.stored)
+        if zlib.crc32(payload) != header.checksum:
+            raise ValueError("the payload of a record is damaged")
+        record = Record(number, offset, header, head, payload)
+        yield record
+        offset = record.end
+
+
+def _renew(fd: int, record: Record) -> bool:
+    """Writes the record over itself, so that the next sync writes it to disk; says whether that was done.
+
+    The process that wrote it may have been told that a sync of it failed. The system then takes its bytes for written,
+    and would say nothing of them at a second sync.
+    """
+    try:
+        step("pack.renew")
+        written = os.pwritev(fd, [record.head, record.payload], record.offset)
+    except OSError:
+        return False
+    return written == record.end - record.offset
 
 
 def _read_exactly(fd: int, offset: int, length: int) -> bytes:

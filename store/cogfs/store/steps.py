@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: Steps of the store, in the order in which a first write passes them.
+#: Steps of the store, in the order in which a first write passes them, and then those of a start after a crash.
 STORE_STEPS = (
     "store.create",
     "store.format",
@@ -27,6 +27,8 @@ STORE_STEPS = (
     "index.write",
     "index.commit",
     "index.committed",
+    "pack.recover",
+    "pack.renew",
     "pack.truncate",
     "pack.discard",
 )

@@ -20,7 +20,7 @@ from cogfs.store import chunking, packs, trees
 from cogfs.store.database import MAP_SIZE, Change, Database, Table, check_number
 from cogfs.store.errors import Corrupt, StoreError, UnsupportedFormat, translated
 from cogfs.store.files import sync_directory
-from cogfs.store.objects import Objects
+from cogfs.store.objects import Objects, Recovered
 from cogfs.store.packs import Packs
 from cogfs.store.place import Place
 from cogfs.store.rows import Reader, Writer
@@ -56,12 +56,13 @@ class Store:
         self._place = Place(self.path)
         try:
             self._database = Database(self._place.index, map_size)
+            self._packs = Packs(self._place.packs, pack_limit)
             try:
-                self._packs = Packs(self._place.packs, pack_limit)
                 self._check_format()
                 self._objects = Objects(self._database, self._packs)
             except BaseException:
                 self._database.close()
+                self._packs.close()
                 raise
         except BaseException:
             self._place.close()
@@ -72,12 +73,16 @@ class Store:
         """Opens the store at ``path`` and makes it on first use. One process has it open at a time.
 
         Raises Unsafe (not the user's own, or a symlink), Locked, UnsupportedFormat, NetworkFilesystem, NoSpace,
-        StoreIO or Corrupt. ``map_size`` is where the index's map starts; it grows as needed.
+        StoreIO or Corrupt. What was put and not committed when it was last open is put again: that takes the time to
+        read and verify it. ``map_size`` is where the index's map starts; it grows as needed.
         """
         return cls(path, map_size=map_size, pack_limit=pack_limit)
 
     def close(self) -> None:
-        """Waits for those who read or write, and closes. What was put and never synced is lost. May be repeated."""
+        """Waits for those who read or write, and closes. May be repeated.
+
+        What was put and never synced is there when the store is opened again, unless the power was lost meanwhile.
+        """
         with self._writing():
             if self._closed:
                 return
@@ -97,7 +102,8 @@ class Store:
     # --- objects
 
     def put_blob(self, data: bytes | memoryview) -> Hash:
-        """Puts the content of a small file. It is durable after the next ``sync`` or ``write``.
+        """Puts the content of a small file. It survives the process at once, and is durable after the next ``sync`` or
+        ``write``.
 
         What a memoryview shows must not change meanwhile.
         """
@@ -269,6 +275,11 @@ class Store:
     def pack_bytes(self) -> int:
         """Bytes in all packs."""
         return self._packs.size()
+
+    @property
+    def recovered(self) -> Recovered:
+        """What this start found of objects that were put and not committed."""
+        return self._objects.recovered
 
     def stats(self) -> StoreStats:
         """Its sizes as of now."""
