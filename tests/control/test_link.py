@@ -18,7 +18,6 @@ from cogfs.fsd.control import mounts, places, worker
 from cogfs.fsd.control import workspace as workspace_module
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.link import OtherVersion, WorkerGone, WorkerLink, WorkerRefused, WorkerSilent
-from cogfs.fsd.control.sealer import Sealer
 from cogfs.fsd.control.worker import WorkerProcess
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.schema import WorkspaceOptions, WorkspaceRow
@@ -219,9 +218,9 @@ def workspace(base: Path, project: Path) -> Iterator[Workspace]:
     with Store.open(base / "store") as store, ThreadPoolExecutor(1) as pool:
         with store.write() as writer:
             writer.put_workspace(WorkspaceRow("ws_1", os.fsencode(project), b"", WorkspaceOptions(), 0))
-        sealer = Sealer(store, pool, pool, "ws_1", base / "undo.log")
-        yield Workspace(store, pool, sealer, "ws_1")
-        sealer.close()
+        found = Workspace(store, pool, pool, "ws_1", base / "undo.log")
+        yield found
+        found.sealer.close()
 
 
 @pytest.mark.parametrize("request_", ["freeze", "guard"])

@@ -6,10 +6,11 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from cogfs.fsd.control.ahead import AheadThread
 from cogfs.fsd.control.completion import Completion
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Link
-from cogfs.fsd.control.sealer import Sealer
+from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.threads import Threads
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.store import Store
@@ -24,6 +25,7 @@ class Engine:
         self._pool = ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 2)), thread_name_prefix="ingest")
         #: For what a call in a mount waits for, so that it never waits for the others.
         self._urgent = ThreadPoolExecutor(4, thread_name_prefix="urgent")
+        self._ahead = AheadThread(store)
         self._workspaces: dict[str, Workspace] = {}
         self._lock = threading.Lock()
         self.threads = Threads(store, self.workspace)
@@ -36,8 +38,8 @@ class Engine:
             known = self._workspaces.get(workspace_id)
             if known is None:
                 undo_log = self._places.undo_log(workspace_id)
-                sealer = Sealer(self.store, self._pool, self._urgent, workspace_id, undo_log)
-                known = self._workspaces[workspace_id] = Workspace(self.store, self._pool, sealer, workspace_id)
+                known = Workspace(self.store, self._pool, self._urgent, workspace_id, undo_log)
+                self._workspaces[workspace_id] = known
             return known
 
     def attach(self, workspace_id: str, link: Link) -> None:
@@ -46,7 +48,10 @@ class Engine:
         with workspace.lock:
             workspace.attach(link)
             Completion(workspace).recover(link)
-            reason = workspace.row().read_only
+            row = workspace.row()
+            rules = Rules(row.options.exclude, row.options.max_file_bytes)
+            self._ahead.serve(workspace_id, workspace.ahead, link, rules)
+            reason = row.read_only
             if reason != link.welcome.read_only:
                 workspace.set_read_only(reason)
 
@@ -54,6 +59,7 @@ class Engine:
         """The worker is gone. Idempotent; never waits for the worker."""
         with self._lock:
             known = self._workspaces.get(workspace_id)
+        self._ahead.leave(workspace_id)
         if known is not None:
             known.detach()
 
@@ -88,6 +94,7 @@ class Engine:
         """Wait for what is being read into the store."""
         with self._lock:
             workspaces = list(self._workspaces.values())
+        self._ahead.close()
         for workspace in workspaces:
             workspace.sealer.close()
         self._pool.shutdown()

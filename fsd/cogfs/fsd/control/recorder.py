@@ -14,7 +14,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
@@ -27,7 +27,7 @@ from cogfs.fsd.control.recordbook import RecordBook, is_reported
 from cogfs.fsd.control.rules import Rules, is_temporary
 from cogfs.fsd.control.worklist import Work, Worklist
 from cogfs.fsd.undolog import EntryWas, Status, Was
-from cogfs.store.schema import NO_HASH, DirectoryRow, Kind, OpaqueReason, Skipped, StatRow, Sums, TreeEntry
+from cogfs.store.schema import NO_HASH, DirectoryRow, Hash, Kind, OpaqueReason, Skipped, StatRow, Sums, TreeEntry
 from cogfs.store.store import Store
 
 #: A file changed within this time before it was recorded may change again without a trace in its stat.
@@ -163,10 +163,12 @@ class Recorder:
         pool: ThreadPoolExecutor,
         asof: AsOf | None = None,
         believed_ns: int | None = None,
+        ahead: Callable[[Status], Hash | None] = lambda _: None,
     ) -> None:
         """Without ``asof``: the files as they are, which nobody may change meanwhile.
 
-        ``believed_ns``: what was recorded later is not believed by its stat; None: all is.
+        ``believed_ns``: what was recorded later is not believed by its stat; None: all is. ``ahead``: the content of a
+        file that has a stat, where it was captured already.
         """
         self._store = store
         self._book = book
@@ -176,6 +178,7 @@ class Recorder:
         self._asof = asof or AsOf(root_fd)
         self._own = asof is None
         self._believed_ns = believed_ns
+        self._ahead = ahead
         self._owners = os.geteuid() == 0
         self._device = os.fstat(root_fd).st_dev
         self._hashed = 0
@@ -616,9 +619,9 @@ class Recorder:
                 entry = msgspec.structs.replace(entry, link_group=group)
             frame.rows[name] = _status(entry, status)
             return
-        known = self._known_content(status, old)
+        known = self._known_content(status, old) or self._ahead(status)
         if known is not None:
-            frame.rows[name] = self._file_row(name, known.hash, status, read_xattrs(name, frame.fd), group)
+            frame.rows[name] = self._file_row(name, known, status, read_xattrs(name, frame.fd), group)
             return
         frame.pending.append((name, status))
         if len(frame.pending) >= _BATCH:
@@ -634,8 +637,8 @@ class Recorder:
             return False
         return max(status.mtime_ns, status.ctime_ns) < frame.old_recorded_ns - RACY_NS
 
-    def _known_content(self, status: Status, old: StatRow | None) -> TreeEntry | None:
-        """The entry whose content a file still has though its stat moved: renamed, or given another mode or time."""
+    def _known_content(self, status: Status, old: StatRow | None) -> Hash | None:
+        """The content that a file still has though its stat moved: renamed, or given another mode or time."""
         seen = self._worklist
         if not self._tracked or status.inode in seen.written:
             return None
@@ -645,7 +648,7 @@ class Recorder:
             return None
         if old.mtime_ns != status.mtime_ns and status.inode not in seen.touched:
             return None
-        return old.entry
+        return old.entry.hash
 
     def _group(self, status: Status, old: StatRow | None) -> int:
         if status.nlink < 2:
@@ -654,7 +657,7 @@ class Recorder:
             return 0
         return self._book.group(status.inode)
 
-    def _file_row(self, name: bytes, content: bytes, status: Status, xattrs: Xattrs, group: int) -> StatRow:
+    def _file_row(self, name: bytes, content: Hash, status: Status, xattrs: Xattrs, group: int) -> StatRow:
         uid, gid = self._owner(status)
         entry = TreeEntry(
             name,
@@ -714,6 +717,8 @@ class Recorder:
             return _opaque(name, status, OpaqueReason.TOO_LARGE)
         if was.hash == NO_HASH:
             return _opaque(name, status, OpaqueReason(was.reason or OpaqueReason.UNREADABLE))
+        if not self._store.has(was.hash):
+            self._fail(frame, name, "what was captured of it is lost")
         group = self._group(status, frame.old.get(name))
         return self._file_row(name, was.hash, status, _kept(was.xattrs), group)
 

@@ -21,6 +21,7 @@ import structlog
 
 from cogfs.fsd.channel import Preserve, Reconcile, Sealed, Wanted
 from cogfs.fsd.control import boundaries
+from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.asof import AsOf
 from cogfs.fsd.control.beneath import beneath, split
 from cogfs.fsd.control.capture import Vanished, capture_file, read_xattrs
@@ -33,6 +34,7 @@ from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.syscalls import syncfs
 from cogfs.fsd.control.whereabouts import Whereabouts
 from cogfs.fsd.undolog import Status, UndoLog, Was
+from cogfs.store import retention
 from cogfs.store.errors import NotFound, StoreError
 from cogfs.store.rows import Writer
 from cogfs.store.schema import (
@@ -74,11 +76,28 @@ def believed_until(state: RecordState | None) -> int | None:
     return state.synced_ns if state is not None and state.boot_id not in ("", boot_id()) else None
 
 
+def delete_expired(writer: Writer, workspace_id: str) -> None:
+    """Delete the snapshots that the workspace's options do not keep any longer."""
+    workspace = writer.workspace(workspace_id)
+    options = workspace.options
+    if not options.retain_count and not options.retain_max_age_ns:
+        return
+    keep = retention.in_use(workspace, writer.journal(workspace_id))
+    for snapshot_id in retention.expired(writer.snapshots(workspace_id), options, time.time_ns(), keep):
+        writer.delete_snapshot(snapshot_id)
+
+
 class Sealer:
     """The unsealed boundaries of one workspace. Its methods may be called by many threads."""
 
     def __init__(
-        self, store: Store, pool: ThreadPoolExecutor, urgent: ThreadPoolExecutor, workspace_id: str, undo_log: Path
+        self,
+        store: Store,
+        pool: ThreadPoolExecutor,
+        urgent: ThreadPoolExecutor,
+        workspace_id: str,
+        undo_log: Path,
+        ahead: Ahead,
     ) -> None:
         """``pool`` reads what a boundary left, ``urgent`` what a call waits for."""
         self._store = store
@@ -86,6 +105,7 @@ class Sealer:
         self._urgent = urgent
         self._workspace_id = workspace_id
         self._undo_log = undo_log
+        self._ahead = ahead
         self.order = threading.Lock()
         #: Guards the fields below, and tells of boundaries that came and went.
         self._changed = threading.Condition()
@@ -229,6 +249,9 @@ class Sealer:
                         xattrs = read_xattrs(name, fd)
                         if 0 <= limit < status.size:
                             return Was(status, xattrs, reason=OpaqueReason.TOO_LARGE.value)
+                        known = self._ahead.content(status)
+                        if known is not None:
+                            return Was(status, xattrs, hash=known)
                         content = capture_file(self._store, name, fd)
                 except (FileNotFoundError, NotADirectoryError, Vanished):
                     continue
@@ -351,7 +374,9 @@ class Sealer:
         asof = AsOf(root_fd, log=log, boundary=row.generation, frozen_ns=row.frozen_ns, locate=whereabouts)
         try:
             asof.refresh()
-            recorder = Recorder(self._store, book, root_fd, rules, self._pool, asof, believed_until(state))
+            recorder = Recorder(
+                self._store, book, root_fd, rules, self._pool, asof, believed_until(state), self._ahead.content
+            )
             recorded = None
             if not row.unlisted and state is not None and state.root is not None:
                 changes = boundaries.decode(row.changes)
@@ -403,6 +428,7 @@ class Sealer:
             )
             writer.put_snapshot(sealed)
             writer.delete_boundary(self._workspace_id, row.generation)
+            delete_expired(writer, self._workspace_id)
         with self._changed:
             self._unsynced_since = self._unsynced_since or time.monotonic()
 

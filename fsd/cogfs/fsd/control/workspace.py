@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -29,6 +30,7 @@ from cogfs.fsd.channel import (
     Unguard,
 )
 from cogfs.fsd.control import boundaries
+from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.beneath import Beneath, split
 from cogfs.fsd.control.bypass import Bypass
 from cogfs.fsd.control.errors import CogfsError, show
@@ -36,7 +38,7 @@ from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import Recorded, Recorder
 from cogfs.fsd.control.rules import Rules
-from cogfs.fsd.control.sealer import Sealer, believed_until, boot_id
+from cogfs.fsd.control.sealer import Sealer, believed_until, boot_id, delete_expired
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Writer
 from cogfs.store.schema import (
@@ -83,10 +85,14 @@ class Current:
 class Workspace:
     """What the control process holds of one registered workspace. Everything but ``attach`` is under ``lock``."""
 
-    def __init__(self, store: Store, pool: ThreadPoolExecutor, sealer: Sealer, workspace_id: str) -> None:
+    def __init__(
+        self, store: Store, pool: ThreadPoolExecutor, urgent: ThreadPoolExecutor, workspace_id: str, undo_log: Path
+    ) -> None:
+        """``pool`` reads files into the store, ``urgent`` those that a call in the mount waits for."""
         self.store = store
         self.pool = pool
-        self.sealer = sealer
+        self.ahead = Ahead(store)
+        self.sealer = Sealer(store, pool, urgent, workspace_id, undo_log, self.ahead)
         self.id = workspace_id
         self.lock = threading.RLock()
         self.link: Link | None = None
@@ -221,7 +227,7 @@ class Workspace:
             and state.worker_started_ns == link.welcome.started_ns
             and rules.same_as(state.exclude, state.max_file_bytes)
         ):
-            recorder = Recorder(self.store, book, link.root_fd, rules, self.pool)
+            recorder = Recorder(self.store, book, link.root_fd, rules, self.pool, ahead=self.ahead.content)
             recorded = recorder.update(frozen.directories, frozen.files, state.root)
         if recorded is None:
             book = RecordBook(self.store, self.id)
@@ -408,6 +414,7 @@ class Workspace:
                 self.put_snapshot(writer, snapshot)
                 if fill is not None:
                     fill(writer, snapshot)
+                delete_expired(writer, self.id)
 
             self.commit(link, current, write)
         return snapshot
