@@ -171,9 +171,9 @@ class Watched:
             full = os.path.join(os.fsencode(self.root), path)
             if os.path.isdir(full):
                 inode = os.stat(full).st_ino
-                parent = os.stat(os.path.dirname(full) if path else full).st_ino
+                above = os.stat(os.path.dirname(full) if path else full).st_ino
                 made = inode in self.new
-                directories.append(DirtyDirectory(inode, parent, path, sorted(names), made, made, False))
+                directories.append(DirtyDirectory(inode, above, path, sorted(names), made, made, False))
         paths: dict[int, list[bytes]] = {}
         for parent, below, files in os.walk(os.fsencode(self.root)):
             for name in [*below, *files]:
