@@ -175,7 +175,12 @@ def test_handed_over_until_committed(worker: MountedWorker) -> None:
         assert sorted(path for file in third.files for path in file.paths) == [b"one", b"two"]
         assert not third.complete
         client.resume()
-        assert client.expect(channel.Committed(third.generation), channel.Done)
+        # Too late: it belongs to the present generation again.
+        assert client.expect(channel.Committed(third.generation), channel.Failed).errno == errno.EINVAL
+        third = client.freeze()
+        assert third.directories[0].names == [b"one", b"two"]
+        client.expect(channel.Committed(third.generation), channel.Done)
+        client.resume()
         fourth = client.freeze()
         assert fourth.complete
         assert (fourth.directories, fourth.files) == ([], [])

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Callable[[Path], object], Seen]] = {
     "symlink": (lambda t: (t / "l").symlink_to("f"), ({b"": ([b"l"], False, False)}, {(b"l",): True})),
     "mkdir": (
         lambda t: (t / "a" / "new").mkdir(),
-        ({b"a": ([b"new"], False, False), b"a/new": (None, True, False)}, {}),
+        ({b"a": ([b"new"], False, False), b"a/new": ([], True, False)}, {}),
     ),
     "unlink": (lambda t: (t / "f").unlink(), ({b"": ([b"f"], False, False)}, {(): False})),
     "made and removed": (

@@ -198,14 +198,16 @@ def test_changes_are_forgotten_with_their_nodes(rig: Rig) -> None:
     rig.dirty.take_back()
     number, _, directories, files = rig.dirty.hand_over()
     assert (len(directories), len(files)) == (2, 1)
-    rig.dirty.committed(number)
+    committed = rig.dirty.commit(number)
+    assert committed is not None
+    rig.dirty.release(committed.changes)
     assert len(rig.nodes) == 1
     assert rig.dirty.hand_over()[2:] == ([], [])
 
 
 def test_a_commit_of_what_was_not_handed_over(rig: Rig) -> None:
     with pytest.raises(ValueError, match="not handed over"):
-        rig.dirty.committed(rig.dirty.generation)
+        rig.dirty.commit(rig.dirty.generation)
 
 
 def test_too_many_open_files(rig: Rig) -> None:

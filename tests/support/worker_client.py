@@ -47,6 +47,10 @@ class WorkerClient:
         for level, kind, payload in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+        #: What the worker has said by itself and nobody has looked at yet.
+        self.wanted: list[channel.Wanted] = []
+        #: Why it could not write its undo log, when it said so.
+        self.broken: list[str] = []
         #: Descriptor of the backing root.
         self.root_fd: int = fds[0]
         self._bodies += self._splitter.feed(data)
@@ -67,10 +71,45 @@ class WorkerClient:
         return self._number
 
     def receive(self, number: int) -> channel.Answer:
-        """The reply to the request with this number, which must be the next."""
-        reply = channel.reply_decoder.decode(self._body())
-        assert reply.number == number
-        return reply.answer
+        """The reply to the request with this number, which must be the next reply."""
+        while True:
+            reply = channel.reply_decoder.decode(self._body())
+            if self._unasked(reply):
+                continue
+            assert reply.number == number
+            assert not isinstance(reply.answer, channel.Wanted | channel.Broken)
+            return reply.answer
+
+    def _unasked(self, reply: channel.ReplyFrame) -> bool:
+        if isinstance(reply.answer, channel.Wanted):
+            self.wanted.append(reply.answer)
+        elif isinstance(reply.answer, channel.Broken):
+            self.broken.append(reply.answer.reason)
+        else:
+            return False
+        assert reply.number == 0
+        return True
+
+    def listen(self, seconds: float) -> bool:
+        """Take in what the worker says by itself; whether it said something within this time."""
+        if not self._bodies:
+            former = self.socket.gettimeout()
+            self.socket.settimeout(seconds)
+            try:
+                body = self._body()
+            except TimeoutError:
+                return False
+            finally:
+                self.socket.settimeout(former)
+            self._bodies.insert(0, body)
+        assert self._unasked(channel.reply_decoder.decode(self._body()))
+        return True
+
+    def next_wanted(self, seconds: float = 20) -> channel.Wanted:
+        """The next file that the worker asks for."""
+        while not self.wanted:
+            assert self.listen(seconds), "the worker asks for nothing"
+        return self.wanted.pop(0)
 
     def ask(self, request: channel.Request) -> channel.Answer:
         """One request and its answer."""
@@ -91,11 +130,22 @@ class WorkerClient:
         self.expect(channel.Resume(), channel.Done)
 
     def checkpoint(self) -> channel.Frozen:
-        """Freeze, resume and commit at once; what was dirty."""
+        """Freeze, commit and resume at once; what was dirty."""
         frozen = self.freeze()
-        self.resume()
         self.expect(channel.Committed(frozen.generation), channel.Done)
+        self.resume()
         return frozen
+
+    def boundary(self, *, unlisted: bool = False) -> channel.Frozen:
+        """The same, with a boundary; what was dirty."""
+        frozen = self.expect(channel.Freeze(unlisted), channel.Frozen)
+        self.expect(channel.Committed(frozen.generation, True), channel.Done)
+        self.resume()
+        return frozen
+
+    def reconnected(self, boundaries: list[int]) -> None:
+        """Say which of the boundaries are some."""
+        self.expect(channel.Reconcile(boundaries), channel.Done)
 
     def stats(self) -> channel.Stats:
         """The worker's counters."""

@@ -2,8 +2,8 @@
 
 The worker listens on a Unix socket, one per workspace; the control process connects, sends ``Hello`` and gets
 ``Welcome`` with a descriptor of the backing root (SCM_RIGHTS). After that each ``Request`` gets one ``Reply`` with the
-same number; several may be under way. The worker sends ``Wanted`` by itself. A frame is a big-endian u32 length and
-that many bytes of msgpack.
+same number; several may be under way. The worker sends ``Wanted`` and ``Broken`` by itself. A frame is a big-endian
+u32 length and that many bytes of msgpack.
 
 **Boundaries.** A generation that is ``Committed`` as a boundary belongs to a snapshot whose files are still to be read.
 Until it is ``Sealed``, the worker lets nothing of it be changed before it has written down what it was in the undo log
@@ -189,6 +189,13 @@ class Preserve(Message, frozen=True):
     was: Was | None
 
 
+class Broken(Message, frozen=True):
+    """From the worker, by itself: the undo log cannot be written, all boundaries are given up, and nothing is preserved
+    any more until the next is committed. ``reason`` is ``Welcome.broken`` from now on."""
+
+    reason: str
+
+
 class Locate(Message, frozen=True):
     """Where inodes are now. Answer: ``Located``."""
 
@@ -203,7 +210,8 @@ class Located(Message, frozen=True):
 
 class ListQuiet(Message, frozen=True):
     """Files with changed content that nobody has open for writing, and that were not changed in the last
-    ``quiet_seconds``: worth capturing ahead of the next boundary. Answer: ``Quiet``."""
+    ``quiet_seconds``: worth capturing ahead of the next boundary. Each is told once after it was closed, those closed
+    first come first. Answer: ``Quiet``."""
 
     quiet_seconds: float
     limit: int
@@ -307,7 +315,7 @@ class ReplyFrame(msgspec.Struct, array_like=True, frozen=True):
     """With number 0 the worker speaks by itself."""
 
     number: int
-    answer: Answer | Wanted
+    answer: Answer | Wanted | Broken
 
 
 Frame = Hello | Welcome | RequestFrame | ReplyFrame

@@ -107,10 +107,18 @@ class UndoLogWriter:
     """Appends to a log, which is made when it is not there. Use it from one thread."""
 
     def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
-        """OSError."""
+        """OSError. A record that was cut off at the end is taken away: what is appended must be found."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
-        self._size = os.fstat(self._fd).st_size
+        size = os.fstat(self._fd).st_size
+        self._size = 0
+        while len(header := os.pread(self._fd, _LENGTH.size, self._size)) == _LENGTH.size:
+            end = self._size + _LENGTH.size + _LENGTH.unpack(header)[0]
+            if end > size:
+                break
+            self._size = end
+        if self._size < size:
+            os.ftruncate(self._fd, self._size)
 
     def append(self, *records: Record) -> None:
         """One write for all of them. OSError, and the log is as it was: a change that cannot be undone must not be

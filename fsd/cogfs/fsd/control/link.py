@@ -20,12 +20,15 @@ import msgspec
 import structlog
 
 from cogfs.fsd import channel
-from cogfs.fsd.channel import Answer, Failed, Hello, Request, RequestFrame, Splitter, Wanted, Welcome
+from cogfs.fsd.channel import Answer, Broken, Failed, Hello, Request, RequestFrame, Splitter, Wanted, Welcome
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.places import SOCKET_PATH_MAX
 from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
+
+#: What a worker says by itself.
+Event = Wanted | Broken
 
 #: Seconds without an answer before the mount is poked, and between pokes.
 _POKE_AFTER = 1.0
@@ -104,9 +107,9 @@ class WorkerLink:
         self._ended = False
         self._closed = False
         self._on_end: Callable[[], None] | None = None
-        self._on_wanted: Callable[[Wanted], None] | None = None
+        self._on_event: Callable[[Event], None] | None = None
         #: What came before there was somebody to tell.
-        self._wanted: list[Wanted] = []
+        self._events: list[Event] = []
         self._poker = _Poker(welcome.mountpoint)
         # Recv has no time limit, sending has: a worker that stopped reading must not hold a thread for ever.
         connection.settimeout(None)
@@ -159,13 +162,14 @@ class WorkerLink:
                 return
         threading.Thread(target=callback, name="link-ended", daemon=True).start()
 
-    def on_wanted(self, callback: Callable[[Wanted], None]) -> None:
-        """Have ``callback`` called, by the link's own thread, for whatever the worker wants. It must not wait."""
+    def on_event(self, callback: Callable[[Event], None]) -> None:
+        """Have ``callback`` called, by the link's own thread, for what the worker says by itself, before the answer to
+        any request that it gives later. It must not wait."""
         with self._state:
-            self._on_wanted = callback
-            wanted, self._wanted = self._wanted, []
-        for one in wanted:
-            callback(one)
+            self._on_event = callback
+            events, self._events = self._events, []
+        for event in events:
+            callback(event)
 
     def call(self, request: Request, timeout: float = 30.0) -> Answer:
         """Send ``request`` and wait ``timeout`` seconds for the answer, which is never ``Failed``.
@@ -230,7 +234,7 @@ class WorkerLink:
             while data := self._socket.recv(_READ_SIZE):
                 for body in splitter.feed(data):
                     reply = channel.reply_decoder.decode(body)
-                    if isinstance(reply.answer, Wanted):
+                    if isinstance(reply.answer, Wanted | Broken):
                         self._tell(reply.answer)
                         continue
                     with self._state:
@@ -244,13 +248,13 @@ class WorkerLink:
             _log.error("malformed frame from a worker", workspace=self.welcome.workspace_id, error=str(error))
         self._end()
 
-    def _tell(self, wanted: Wanted) -> None:
+    def _tell(self, event: Event) -> None:
         with self._state:
-            callback = self._on_wanted
+            callback = self._on_event
             if callback is None:
-                self._wanted.append(wanted)
+                self._events.append(event)
         if callback is not None:
-            callback(wanted)
+            callback(event)
 
     def _end(self) -> None:
         with self._state:

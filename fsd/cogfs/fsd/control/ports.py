@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from cogfs.fsd.channel import Answer, Request, Wanted, Welcome
+from cogfs.fsd.channel import Answer, Broken, Request, Wanted, Welcome
 from cogfs.fsd.control.errors import BusyBy
 
 
@@ -28,7 +28,7 @@ class Link(Protocol):
     @property
     def alive(self) -> bool: ...
 
-    def on_wanted(self, callback: Callable[[Wanted], None]) -> None: ...
+    def on_event(self, callback: Callable[[Wanted | Broken], None]) -> None: ...
 
     def call(self, request: Request, timeout: float = 30.0) -> Answer: ...
 

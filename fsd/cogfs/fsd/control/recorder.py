@@ -361,8 +361,13 @@ class Recorder:
         frame = _Frame(path, name, fd, inode, parent, self._book.directory(inode))
         try:
             names = dict.fromkeys(map(os.fsencode, os.listdir(fd)), 0) if fd >= 0 else {}
-            self._asof.refresh()
-            names.update(dict.fromkeys(self._asof.names(inode), 0))
+            if not self._asof.present:
+                changed = fd >= 0 and os.fstat(fd).st_mtime_ns > self._asof.frozen_ns
+                self._asof.refresh()
+                logged = self._asof.names(inode)
+                names.update(dict.fromkeys(logged, 0))
+                if changed and not logged:
+                    self._failed.append(Skipped(path, "names in it were changed past the mount"))
             self._look(frame, names)
         except BaseException:
             frame.close()

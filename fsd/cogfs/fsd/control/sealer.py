@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from cogfs.fsd.channel import Preserve, Reconcile, Sealed, Wanted
+from cogfs.fsd.channel import Broken, Locate, Preserve, Reconcile, Sealed, Wanted
 from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.asof import AsOf
@@ -114,6 +114,8 @@ class Sealer:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._unsynced_since = 0.0
+        #: Up to which generation nothing is preserved any more, and why; 0: everything is.
+        self._broken = (0, "")
         #: Why files that a call waited for could not be captured.
         self._trouble: dict[bytes, str] = {}
 
@@ -121,16 +123,17 @@ class Sealer:
 
     def attach(self, link: Link) -> None:
         """A worker serves the workspace; it is told which boundaries there are."""
-        link.on_wanted(lambda wanted: self._want(link, wanted))
+        link.on_event(lambda event: self._take_event(link, event))
         with self.order:
             with self._store.read() as reader:
                 generations = reader.generations(self._workspace_id)
             with self._changed:
                 self._link = link
                 self._hold(os.dup(link.root_fd))
+                # Of the boundaries so far; with the next one the worker begins anew.
+                if link.welcome.broken and generations:
+                    self._broken = (generations[-1], link.welcome.broken)
             link.call(Reconcile(generations))
-        if link.welcome.broken:
-            _log.error("the undo log could not be written", workspace=self._workspace_id, reason=link.welcome.broken)
         if generations:
             self.wake()
 
@@ -207,10 +210,16 @@ class Sealer:
 
     # --- what a call waits for ----------------------------------------------------------------------------------------
 
-    def _want(self, link: Link, wanted: Wanted) -> None:
+    def _take_event(self, link: Link, event: Wanted | Broken) -> None:
         """Called by the link's own thread."""
+        if isinstance(event, Broken):
+            with self._store.read() as reader:
+                generations = reader.generations(self._workspace_id)
+            with self._changed:
+                self._broken = (generations[-1] if generations else 0, event.reason)
+            return
         try:
-            self._urgent.submit(self._preserve, link, wanted)
+            self._urgent.submit(self._preserve, link, event)
         except RuntimeError:
             pass  # The daemon stops; the worker asks the next one.
 
@@ -347,6 +356,7 @@ class Sealer:
         try:
             recorded, book = self._record(row, snapshot, state, root_fd, link, log)
             step("seal.recorded")
+            self._check_preserved(row, link)
             if recorded.failed:
                 failure = CogfsError(Reason.IO, "some files could not be captured as they were")
                 self._give_up(row, failure, recorded.failed)
@@ -357,6 +367,19 @@ class Sealer:
             os.close(root_fd)
         step("seal.committed")
         self._tell(row.generation)
+
+    def _check_preserved(self, row: BoundaryRow, link: Link | None) -> None:
+        """Whether the undo log had all that was changed before the files were looked at. CogfsError IO."""
+        if link is not None and link.alive:
+            try:
+                # What the worker had to say before this is said when it is answered.
+                link.call(Locate([]))
+            except CogfsError:
+                pass  # It is gone, and nothing is changed any more.
+        with self._changed:
+            until, why = self._broken
+        if row.generation <= until:
+            raise CogfsError(Reason.IO, f"what was changed meanwhile could not be kept: {why}")
 
     def _record(
         self,

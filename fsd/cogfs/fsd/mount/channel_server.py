@@ -26,6 +26,63 @@ from cogfs.fsd.mount.operations import Operations
 log = logging.getLogger(__name__)
 
 _READ_SIZE = 65536
+_SEND_SIZE = 262144
+
+
+class _Sender:
+    """Sends frames to a peer, whole and in order, for anybody who has one."""
+
+    def __init__(self, connection: trio.socket.SocketType) -> None:
+        self._connection = connection
+        self._rest = bytearray()
+        self._more = trio.Event()
+        self._sent = trio.Event()
+        self._closed = False
+
+    def post(self, data: bytes) -> None:
+        """Send as much as there is room for now, and the rest by ``run``. What cannot be sent, as the peer has gone, is
+        lost; who reads from it finds that out.
+
+        At once, since the event loop may be serving the kernel for a while before the task of ``run`` gets its turn.
+        """
+        if self._closed:
+            return
+        if not self._rest:
+            try:
+                data = data[os.write(self._connection.fileno(), data) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._closed = True
+                return
+        if data:
+            self._rest += data
+            self._more.set()
+
+    async def send(self, data: bytes) -> None:
+        """Post, and wait until it is sent: a peer that does not read must not be answered without end."""
+        self.post(data)
+        while self._rest and not self._closed:
+            await self._sent.wait()
+
+    async def run(self) -> None:
+        """Until ``close``."""
+        while not self._closed:
+            await self._more.wait()
+            self._more = trio.Event()
+            try:
+                while self._rest and not self._closed:
+                    count = await self._connection.send(bytes(self._rest[:_SEND_SIZE]))
+                    del self._rest[:count]
+            except (OSError, trio.ClosedResourceError):
+                self._closed = True
+            sent, self._sent = self._sent, trio.Event()
+            sent.set()
+
+    def close(self) -> None:
+        """The connection is about to be closed."""
+        self._closed = True
+        self._more.set()
 
 
 @dataclass(frozen=True)
@@ -80,9 +137,13 @@ class ChannelServer:
         self._operations = operations
         self._tree = operations.tree
         self._gate = operations.gate
+        self._preserver = operations.preserver
+        self._preserver.on_broken = self._tell_broken
         self._loop = loop
         self._started_ns = time.time_ns()
         self._present: trio.CancelScope | None = None
+        #: To the present control process, once it is welcomed.
+        self._sender: _Sender | None = None
 
     async def serve(self) -> None:
         """Accept connections until cancelled."""
@@ -96,15 +157,17 @@ class ChannelServer:
                     log.error("cannot accept a connection: %s", error)
                     await trio.sleep(0.1)
                     continue
-                nursery.start_soon(self._connection, connection)
+                sender = _Sender(connection)
+                nursery.start_soon(sender.run)
+                nursery.start_soon(self._connection, connection, sender)
 
-    async def _connection(self, connection: trio.socket.SocketType) -> None:
+    async def _connection(self, connection: trio.socket.SocketType, sender: _Sender) -> None:
         number = connection.fileno()
         self._watch(number)
         scope = trio.CancelScope()
         try:
             with scope:
-                await self._converse(connection, scope)
+                await self._converse(connection, sender, scope)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             log.error("the connection was ended: %s", error)
         except Exception:
@@ -112,12 +175,13 @@ class ChannelServer:
         finally:
             if self._loop is not None:
                 self._loop.unwatch(number)
+            sender.close()
             connection.close()
             if self._present is scope:
                 self._present = None
                 self._left()
 
-    async def _converse(self, connection: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+    async def _converse(self, connection: trio.socket.SocketType, sender: _Sender, scope: trio.CancelScope) -> None:
         if not _owner(connection):
             raise ValueError("the peer is of another user")
         splitter = channel.Splitter()
@@ -126,14 +190,22 @@ class ChannelServer:
             for body in splitter.feed(data):
                 if greeted:
                     frame = channel.request_decoder.decode(body)
-                    answer = channel.ReplyFrame(frame.number, self._answer(frame.request))
-                    await _send(connection, _encoded(answer))
+                    await sender.send(_encoded(channel.ReplyFrame(frame.number, self._answer(frame.request))))
+                    if isinstance(frame.request, channel.Reconcile):
+                        self._listens(sender)
                     continue
                 hello = channel.hello_decoder.decode(body)
-                await self._welcome(connection)
+                if hello.version == channel.PROTOCOL_VERSION:
+                    # Before the welcome, which tells what the end of a connection before it has left.
+                    self._take_over(scope, hello)
+                told = await self._welcome(connection)
                 if hello.version != channel.PROTOCOL_VERSION:
                     raise ValueError(f"the control process speaks version {hello.version}")
-                self._take_over(scope, hello)
+                self._sender = sender
+                if self._preserver.broken != told.broken:
+                    self._tell_broken()
+                if not told.boundaries:
+                    self._listens(sender)
                 greeted = True
 
     def _take_over(self, scope: trio.CancelScope, hello: channel.Hello) -> None:
@@ -145,28 +217,40 @@ class ChannelServer:
 
     def _left(self) -> None:
         """The control process is gone, or another one has come in its place."""
+        self._sender = None
         self._operations.control_pid = 0
-        self._tree.dirty.take_back()
+        self._preserver.leave()
         self._gate.resume()
 
-    async def _welcome(self, connection: trio.socket.SocketType) -> None:
+    def _listens(self, sender: _Sender) -> None:
+        """The control process knows the boundaries, and can be asked for files."""
+        self._preserver.ask = lambda wanted: sender.post(channel.encode(channel.ReplyFrame(0, wanted)))
+        self._preserver.ask_again()
+
+    def _tell_broken(self) -> None:
+        if self._sender is not None and self._preserver.broken:
+            self._sender.post(channel.encode(channel.ReplyFrame(0, channel.Broken(self._preserver.broken))))
+
+    async def _welcome(self, connection: trio.socket.SocketType) -> channel.Welcome:
         workspace = self._workspace
-        frame = channel.encode(
-            channel.Welcome(
-                channel.PROTOCOL_VERSION,
-                workspace.workspace_id,
-                os.getpid(),
-                workspace.root,
-                workspace.mountpoint,
-                workspace.device,
-                self._started_ns,
-                self._gate.guard,
-                self._gate.read_only,
-            )
+        welcome = channel.Welcome(
+            channel.PROTOCOL_VERSION,
+            workspace.workspace_id,
+            os.getpid(),
+            workspace.root,
+            workspace.mountpoint,
+            workspace.device,
+            self._started_ns,
+            self._gate.guard,
+            self._gate.read_only,
+            self._preserver.numbers,
+            self._preserver.broken,
         )
+        frame = channel.encode(welcome)
         rights = array.array("i", [workspace.root_fd]).tobytes()
         sent = await connection.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         await _send(connection, frame[sent:])
+        return welcome
 
     def _answer(self, request: channel.Request) -> channel.Answer:
         try:
@@ -182,24 +266,47 @@ class ChannelServer:
     def _carry_out(self, request: channel.Request) -> channel.Answer:
         gate, dirty = self._gate, self._tree.dirty
         match request:
-            case channel.Freeze():
+            case channel.Freeze(unlisted):
+                if self._preserver.undecided:
+                    raise ValueError("what was handed over to an earlier control process must be reconciled first")
                 # No mutating call is under way while this runs, see Gate: there is nothing to wait for.
-                gate.freeze()
+                frozen_ns = gate.freeze()
                 try:
                     # What the control process could not make durable is handed over once more.
                     dirty.take_back()
-                    return channel.Frozen(*dirty.hand_over())
+                    number, complete, directories, files = dirty.hand_over(unlisted)
+                    return channel.Frozen(number, complete, frozen_ns, directories, files)
                 except BaseException:
                     gate.resume()
                     raise
-            case channel.Committed(generation):
-                dirty.committed(generation)
+            case channel.Committed(generation, boundary, unlisted):
+                if boundary:
+                    self._preserver.commit(generation, unlisted=unlisted)
+                else:
+                    retained = dirty.commit(generation)
+                    if retained is not None:
+                        dirty.release(retained.changes)
+                    self._preserver.sealed(generation)
+            case channel.Sealed(generation):
+                self._preserver.sealed(generation)
+            case channel.Reconcile(boundaries):
+                self._preserver.reconcile(boundaries)
+            case channel.Preserve(ticket, was):
+                self._preserver.preserve(ticket, was)
+            case channel.Locate(inodes):
+                return channel.Located([self._tree.nodes.locate(inode) for inode in inodes])
+            case channel.ListQuiet(seconds, limit):
+                return channel.Quiet(dirty.quiet(seconds, limit))
             case channel.Resume():
+                # First, since what may still be changed must be known to have been so.
+                dirty.take_back()
                 gate.resume()
             case channel.Guard(restore_id, owners, inodes, pinned):
                 if not restore_id:
                     raise ValueError("a guard needs the id of its restore")
                 gate.set_guard(restore_id, owners, inodes, pinned)
+                # A call that waits for a file is looked at anew, too: it holds a lock that the restore may need.
+                self._preserver.wake()
             case channel.Unguard():
                 gate.unguard()
             case channel.SetReadOnly(reason):
@@ -207,14 +314,14 @@ class ChannelServer:
             case channel.ListHandles():
                 return channel.Handles(self._tree.handles.list())
             case channel.GetStats():
-                files, directories = dirty.counts()
+                dirty_files, dirty_directories = dirty.counts()
                 nodes = self._tree.nodes
                 return channel.Stats(
                     self._operations.counters.stats(),
                     len(nodes),
                     len(self._tree.handles),
-                    files,
-                    directories,
+                    dirty_files,
+                    dirty_directories,
                     nodes.descriptors + len(self._tree.handles),
                 )
         return channel.Done()

@@ -1,8 +1,8 @@
 """What changed, by node and by generation.
 
-Changes are collected in the present generation. ``hand_over`` closes it, and it is retained until ``committed`` names
-it or a later one; ``take_back`` merges what is retained into the present generation again. A node in which something
-changed stays in the node table until then.
+Changes are collected in the present generation. ``hand_over`` closes it, and it is retained until ``commit`` names it;
+``take_back`` merges what is retained into the present generation again. A node in which something changed stays in the
+node table until its generation is ``released``.
 
 Changes below a directory with an excluded name are not collected, except those of a file with more than one link, which
 may be reached by another path as well. Whether a place is excluded is found by walking up its parents, once for a node
@@ -12,6 +12,8 @@ in a generation when it is not, and once for an epoch (until a directory is rena
 from __future__ import annotations
 
 from collections.abc import Collection
+from time import monotonic
+from typing import NamedTuple
 
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
 from cogfs.fsd.mount.nodes import ROOT_ID, Node, NodeTable
@@ -23,7 +25,8 @@ class Change:
     __slots__ = ("attributes", "content", "made", "names", "subtree")
 
     def __init__(self) -> None:
-        #: Of a directory: it is new, and nothing that is known of its inode number holds for it.
+        #: Of a directory: it is new, nothing that is known of its inode number holds for it, and ``names`` are all that
+        #: it has or had.
         self.made = False
         self.attributes = False
         #: Of a file.
@@ -45,17 +48,32 @@ class Change:
 Generation = dict[Node, Change]
 
 
+class Retained(NamedTuple):
+    """A generation that was handed over."""
+
+    number: int
+    changes: Generation
+    #: Not all that changed is in ``changes``.
+    unlisted: bool
+    #: See ``DirtyTable.quiet``.
+    closed: dict[Node, float]
+
+
 class DirtyTable:
     """All changes that are not committed."""
 
-    def __init__(self, nodes: NodeTable, excluded: Collection[bytes]) -> None:
+    def __init__(self, nodes: NodeTable, excluded: Collection[bytes], generation: int = 1) -> None:
         self._nodes = nodes
         self._excluded = frozenset(excluded)
         self._epoch = 0
         self._changes: Generation = {}
-        self._retained: list[tuple[int, Generation]] = []
+        #: Files with changed content, by when they were closed, the oldest first.
+        self._closed: dict[Node, float] = {}
+        #: What was handed over, and neither committed nor taken back.
+        self.retained: Retained | None = None
+        self._committed = generation - 1
         #: Number of the generation that is being collected.
-        self.generation = 1
+        self.generation = generation
         #: Some generation was committed since the worker started.
         self.complete = False
 
@@ -133,6 +151,34 @@ class DirtyTable:
         node.held += 1
         return change
 
+    # Quiet files
+
+    def closed(self, node: Node) -> None:
+        """Nobody is about to write to the file ``node`` any more."""
+        change = node.change
+        if change is not None and change.content:
+            self._closed.pop(node, None)  # to stand last
+            self._closed[node] = monotonic()
+
+    def quiet(self, seconds: float, limit: int) -> list[tuple[int, bytes]]:
+        """Inode and path of files with changed content that were closed ``seconds`` ago and not opened for writing
+        since; each is told once after it was closed."""
+        found: list[tuple[int, bytes]] = []
+        paths: dict[Node, bytes] = {}
+        until = monotonic() - seconds
+        while self._closed and len(found) < limit:
+            node, since = next(iter(self._closed.items()))
+            if since > until:
+                break
+            del self._closed[node]
+            change = node.change
+            if change is None or not change.content or node.parent is None:
+                continue
+            if any(handle.writable for handle in node.handles or ()):
+                continue  # comes again when that is closed
+            found.append((node.ino, path_below(node.parent, node.name, paths)))
+        return found
+
     # Excluded places
 
     def watched(self, node: Node) -> bool:
@@ -153,58 +199,106 @@ class DirtyTable:
             node = node.parent
         return True
 
+    def leaves(self, directory: Node, parent: Node, name: bytes) -> bool:
+        """Whether ``directory``, whose changes count, would be where they do not, as ``name`` in ``parent``."""
+        if not self._excluded or not self._watched_directory(directory):
+            return False
+        return name in self._excluded or not self._watched_directory(parent)
+
     # Handing over
 
-    def hand_over(self) -> tuple[int, bool, list[DirtyDirectory], list[DirtyFile]]:
-        """Close the generation: its number, whether changes before it are known, and what changed."""
+    def hand_over(self, unlisted: bool = False) -> tuple[int, bool, list[DirtyDirectory], list[DirtyFile]]:
+        """Close the generation: its number, whether changes before it are known, and what changed.
+
+        What was handed over before must have been committed or taken back. With ``unlisted`` the caller knows of more
+        changes than these.
+        """
+        assert self.retained is None
         number, changes = self.generation, self._changes
-        self._retained.append((number, changes))
         self.generation += 1
         self._changes = {}
         directories: list[DirtyDirectory] = []
         files: list[DirtyFile] = []
-        paths: dict[Node, bytes] = {}
+        unlisted = unlisted or not self.complete
+        paths: dict[Node, bytes] = {self._nodes.root: b""}
+        find = self._nodes.find
         for node, change in changes.items():
             node.change = None
-            if node.children is not None:
-                if node.deleted or (node.parent is None and node.id != ROOT_ID):
-                    continue
-                names = None if change.subtree or change.made else sorted(change.names)
-                directories.append(
-                    DirtyDirectory(node.ino, _path(node, paths), names, change.attributes, change.subtree)
+            parent = node.parent
+            if node.children is None:
+                if parent is not None and node.links is None:
+                    # Nearly all files have one name, and most of them stand in a directory that came before.
+                    above = paths.get(parent)
+                    if above is None:
+                        above = directory_path(parent, paths)
+                    name = node.name
+                    path = above + b"/" + name if above else name
+                    files.append(DirtyFile(node.ino, [path], [parent.ino], change.content))
+                elif not node.deleted or find(node.dev, node.ino) is None:
+                    parents = [directory.ino for directory, _ in node.names()]
+                    files.append(DirtyFile(node.ino, file_paths(node, paths), parents, change.content))
+                continue
+            if node.deleted or (parent is None and node.id != ROOT_ID):
+                continue
+            if change.subtree:
+                unlisted = True
+            directories.append(
+                DirtyDirectory(
+                    node.ino,
+                    node.ino if parent is None else parent.ino,
+                    directory_path(node, paths),
+                    None if change.subtree else sorted(change.names),
+                    change.made,
+                    change.attributes,
+                    change.subtree,
                 )
-            elif not node.deleted or self._nodes.find(node.dev, node.ino) is None:
-                files.append(DirtyFile(node.ino, _file_paths(node, paths), change.content))
+            )
+        self.retained = Retained(number, changes, unlisted, self._closed)
+        self._closed = {}
         return number, self.complete, directories, files
 
-    def committed(self, number: int) -> None:
-        """Generation ``number`` and all before it need not be known any longer."""
-        if number >= self.generation or number < 1:
-            raise ValueError(f"generation {number} was not handed over")
-        kept = []
-        for generation, changes in self._retained:
-            if generation > number:
-                kept.append((generation, changes))
-                continue
-            for node in changes:
-                node.held -= 1
-                self._nodes.drop_unused(node)
-        self._retained = kept
+    def commit(self, number: int) -> Retained | None:
+        """What was handed over as generation ``number`` need not be handed over again. It is the caller's now, who
+        gives it back to ``release``; None when it was committed before. ValueError when it was not handed over, or
+        taken back."""
+        retained = self.retained
+        if retained is not None and retained.number == number:
+            self.retained = None
+            self.acknowledge(number)
+            return retained
+        if 1 <= number <= self._committed:
+            return None
+        raise ValueError(f"generation {number} was not handed over, or was taken back")
+
+    def acknowledge(self, number: int) -> None:
+        """Generation ``number`` is committed."""
+        self._committed = max(self._committed, number)
         self.complete = True
+
+    def release(self, changes: Generation) -> None:
+        """Nobody asks for these changes any more."""
+        for node in changes:
+            node.held -= 1
+            self._nodes.drop_unused(node)
 
     def take_back(self) -> None:
         """What was handed over and not committed belongs to the present generation again."""
-        for _, changes in self._retained:
-            for node, change in changes.items():
-                if node.change is None:
-                    node.change = self._changes[node] = change
-                else:
-                    node.change.merge(change)
-                    node.held -= 1
-        self._retained = []
+        retained, self.retained = self.retained, None
+        if retained is not None:
+            self.merge(retained)
+
+    def merge(self, retained: Retained) -> None:
+        """What was handed over and is not retained here belongs to the present generation again."""
+        for node, change in retained.changes.items():
+            if node.change is None:
+                node.change = self._changes[node] = change
+            else:
+                node.change.merge(change)
+                node.held -= 1
+        self._closed = {**retained.closed, **self._closed}
 
 
-def _path(directory: Node, paths: dict[Node, bytes]) -> bytes:
+def directory_path(directory: Node, paths: dict[Node, bytes]) -> bytes:
     """Its path, remembering those of the directories above it."""
     chain = []
     node = directory
@@ -219,9 +313,12 @@ def _path(directory: Node, paths: dict[Node, bytes]) -> bytes:
     return path
 
 
-def _file_paths(node: Node, paths: dict[Node, bytes]) -> list[bytes]:
-    found = []
-    for parent, name in node.names():
-        above = _path(parent, paths)
-        found.append(above + b"/" + name if above else name)
-    return found
+def path_below(parent: Node, name: bytes, paths: dict[Node, bytes]) -> bytes:
+    """The path of ``name`` in ``parent``."""
+    above = directory_path(parent, paths)
+    return above + b"/" + name if above else name
+
+
+def file_paths(node: Node, paths: dict[Node, bytes]) -> list[bytes]:
+    """By every known name."""
+    return [path_below(parent, name, paths) for parent, name in node.names()]

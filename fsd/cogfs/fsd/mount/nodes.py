@@ -151,6 +151,14 @@ class NodeTable:
             return node
         return self._alternative.get((dev, ino)) if self._alternative else None
 
+    def locate(self, ino: int) -> bytes | None:
+        """A path to the inode of the root's filesystem that has this number, or None."""
+        node = self.find(self.root.dev, ino)
+        above = node
+        while above is not None and above is not self.root:
+            above = above.parent
+        return None if node is None or above is None else path_of(node.parent, node.name)
+
     def entry(self, parent: Node, name: bytes, stat: os.stat_result) -> Node:
         """The node of ``name`` in ``parent``, which ``stat`` was just read from. Does not count a lookup."""
         ino = stat.st_ino

@@ -19,12 +19,14 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields
 
+from cogfs.fsd.mount import syscalls
 from cogfs.fsd.mount.counters import Counters
 from cogfs.fsd.mount.gate import Gate, place_of
 from cogfs.fsd.mount.handles import Handle
 from cogfs.fsd.mount.invalidate import Invalidator
 from cogfs.fsd.mount.loop import BurstLoop
 from cogfs.fsd.mount.nodes import Node
+from cogfs.fsd.mount.preserver import Preserver
 from cogfs.fsd.mount.tree import CAPABILITY, NOW, Found, Tree
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,9 @@ _NOW_WINDOW = 10_000
 
 _DTYPE_SHIFT = 12
 
-#: Who calls, and on which backing inodes; None for a call that changes nothing after all.
-Admission = tuple[int, Callable[[], Collection[int]]] | None
+#: Who calls, on which backing inodes, and what preserves what the call is about to change, or None when it changes
+#: nothing by itself (see ``Gate.admit``); None for a call that need not be admitted after all.
+Admission = tuple[int, Callable[[], Collection[int]], Callable[[], trio.Event | None] | None] | None
 
 
 def _handled(function: Callable[..., Any], admission: Callable[..., Admission | None] | None = None) -> Any:
@@ -109,33 +112,50 @@ def changing(
 
 
 def _entry(self: Operations, parent: int, name: bytes, *rest: Any) -> Admission:
-    return rest[-1].pid, lambda: self.inodes_of(parent, name)
+    def preserve() -> trio.Event | None:
+        return self.preserver.prepare(((self.tree.nodes.get(parent), name),), ())
+
+    return rest[-1].pid, lambda: self.inodes_of(parent, name), preserve
 
 
 def _two_entries(
-    self: Operations, parent: int, name: bytes, new_parent: int, new_name: bytes, _flags: int, ctx: RequestContext
+    self: Operations, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, ctx: RequestContext
 ) -> Admission:
-    return ctx.pid, lambda: [*self.inodes_of(parent, name), *self.inodes_of(new_parent, new_name)]
+    def preserve() -> trio.Event | None:
+        get = self.tree.nodes.get
+        exchange = flags == syscalls.RENAME_EXCHANGE
+        return self.preserver.prepare_rename(get(parent), name, get(new_parent), new_name, exchange)
+
+    return ctx.pid, lambda: [*self.inodes_of(parent, name), *self.inodes_of(new_parent, new_name)], preserve
 
 
 def _node_and_entry(self: Operations, node: int, parent: int, name: bytes, ctx: RequestContext) -> Admission:
-    return ctx.pid, lambda: [self.tree.nodes.get(node).ino, *self.inodes_of(parent, name)]
+    get = self.tree.nodes.get
+
+    def preserve() -> trio.Event | None:
+        return self.preserver.prepare(((get(parent), name),), (get(node),))
+
+    return ctx.pid, lambda: [get(node).ino, *self.inodes_of(parent, name)], preserve
 
 
 def _node(self: Operations, node: int, *rest: Any) -> Admission:
-    return rest[-1].pid, lambda: (self.tree.nodes.get(node).ino,)
+    get = self.tree.nodes.get
+    return rest[-1].pid, lambda: (get(node).ino,), lambda: self.preserver.prepare((), (get(node),))
 
 
 def _handle(self: Operations, fh: int, *_: Any) -> Admission:
     # The kernel's requests for writes do not say who writes: whoever opened the file does.
     handle = self.tree.handles.get(fh)
-    return handle.pid, lambda: (handle.node.ino,)
+    return handle.pid, lambda: (handle.node.ino,), lambda: self.preserver.prepare((), (handle.node,))
 
 
 def _opened(self: Operations, node: int, flags: int, ctx: RequestContext) -> Admission:
+    get = self.tree.nodes.get
+    if flags & os.O_TRUNC:
+        return _node(self, node, ctx)
     # Who opens a file for writing while a restore replaces it would write into the old one from then on.
-    if flags & os.O_TRUNC or flags & os.O_ACCMODE != os.O_RDONLY:
-        return ctx.pid, lambda: (self.tree.nodes.get(node).ino,)
+    if flags & os.O_ACCMODE != os.O_RDONLY:
+        return ctx.pid, lambda: (get(node).ino,), None
     return None
 
 
@@ -147,11 +167,18 @@ class Operations(pyfuse3.Operations):
     enable_acl = False
 
     def __init__(
-        self, tree: Tree, gate: Gate, counters: Counters, invalidator: Invalidator, loop: BurstLoop | None
+        self,
+        tree: Tree,
+        gate: Gate,
+        preserver: Preserver,
+        counters: Counters,
+        invalidator: Invalidator,
+        loop: BurstLoop | None,
     ) -> None:
         super().__init__()
         self.tree = tree
         self.gate = gate
+        self.preserver = preserver
         self.counters = counters
         self._invalidator = invalidator
         self._loop = loop

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from stat import S_ISGID, S_ISREG, S_ISUID, S_IXGRP
+from stat import S_ISGID, S_ISLNK, S_ISREG, S_ISUID, S_IXGRP
 from typing import TypeVar
 
 from cogfs.fsd.mount import syscalls
@@ -17,6 +17,7 @@ from cogfs.fsd.mount.dirty import DirtyTable
 from cogfs.fsd.mount.handles import Handle, HandleTable, Listing
 from cogfs.fsd.mount.identity import Caller, Identity
 from cogfs.fsd.mount.nodes import OPEN_NODE, Node, NodeTable
+from cogfs.fsd.undolog import Status, Was, Xattrs
 
 T = TypeVar("T")
 
@@ -65,6 +66,21 @@ class Tree:
         """Target of a symbolic link."""
         dir_fd, name = self._at(node)
         return os.readlink(name, dir_fd=dir_fd)
+
+    def look(self, parent: Node, name: bytes) -> Found | None:
+        """The entry ``name`` as it is now, or None. Counts no lookup."""
+        try:
+            stat = os.stat(name, dir_fd=self.nodes.fd(parent), follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return self.nodes.entry(parent, name, stat), stat
+
+    def describe(self, node: Node) -> Was:
+        """All that a snapshot keeps of anything but a regular file."""
+        stat = self.nodes.stat(node)
+        path, follow = self._path(node)
+        target = self.read_link(node) if S_ISLNK(node.kind) else b""
+        return Was(Status.of(stat), _xattrs(path, follow), target)
 
     def _at(self, node: Node) -> tuple[int, bytes]:
         """Where ``node`` is, as the arguments of a call that takes a directory and a name: the name is empty when the
@@ -323,6 +339,7 @@ class Tree:
         if size is not None:
             self.dirty.content(node)
             self._truncate(node, handle, size)
+            self.dirty.closed(node)
             if caller.uid != 0 and mode is None:
                 self._drop_privileges(node)
         else:
@@ -452,7 +469,11 @@ class Tree:
 
     def release(self, fh: int) -> None:
         """Close a handle."""
-        self.nodes.drop_unused(self.handles.remove(fh))
+        writable = self.handles.get(fh).writable
+        node = self.handles.remove(fh)
+        if writable:
+            self.dirty.closed(node)
+        self.nodes.drop_unused(node)
 
     def open_directory(self, node: Node, caller: Caller) -> Handle:
         """Open a directory for reading."""
@@ -462,6 +483,22 @@ class Tree:
         handle = self.handles.add(fd, node, caller.pid, False)
         handle.listing = Listing(fd)
         return handle
+
+
+def _xattrs(path: bytes, follow: bool) -> Xattrs:
+    """Those that can be read."""
+    found = []
+    try:
+        for name in os.listxattr(path, follow_symlinks=follow):
+            try:
+                found.append((os.fsencode(name), os.getxattr(path, name, follow_symlinks=follow)))
+            except OSError as error:
+                if error.errno not in (errno.ENODATA, errno.EACCES, errno.EPERM):
+                    raise
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.EACCES, errno.EPERM):
+            raise
+    return tuple(sorted(found))
 
 
 def _time(value: int | None) -> tuple[int, int]:

@@ -29,6 +29,7 @@ from cogfs.fsd.mount.invalidate import Invalidator
 from cogfs.fsd.mount.loop import BurstLoop, supported
 from cogfs.fsd.mount.nodes import NodeTable
 from cogfs.fsd.mount.operations import Operations
+from cogfs.fsd.mount.preserver import Preserver
 from cogfs.fsd.mount.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--exclude-name", action="append", default=[], help="do not note changes below such directories"
     )
+    parser.add_argument("--undo-log", help="where unsealed boundaries are preserved; without it there are none")
+    parser.add_argument("--generation", type=int, default=1, help="number of the first generation, above all earlier")
+    parser.add_argument(
+        "--boundary", action="append", type=int, default=[], help="left unsealed by an earlier worker; may be repeated"
+    )
     parser.add_argument("--stock-loop", action="store_true", help="use pyfuse3's own session loop")
     return parser.parse_args(arguments)
 
@@ -115,16 +121,20 @@ class Worker:
     """One mount, made by the constructor and served by ``run``."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        if options.generation <= max([0, *options.boundary]) or (options.boundary and options.undo_log is None):
+            raise StartError(errno.EINVAL, "boundaries need an undo log, and numbers below the first generation's")
         limit = _raise_descriptor_limit()
         self._options = options
         root_fd = _open_root(options.root, os.O_PATH)
         shared_fd = _open_root(options.root, os.O_RDONLY)
         nodes = NodeTable(root_fd, min(_MAX_DIRECTORIES, max(limit // _DIRECTORY_SHARE, 16)))
-        dirty = DirtyTable(nodes, {os.fsencode(name) for name in options.exclude_name})
+        dirty = DirtyTable(nodes, {os.fsencode(name) for name in options.exclude_name}, options.generation)
         self._loop = None if options.stock_loop else _burst_loop()
         self._invalidator = Invalidator()
         tree = Tree(nodes, HandleTable(), dirty, Identity())
-        self._operations = Operations(tree, Gate(), Counters(), self._invalidator, self._loop)
+        gate = Gate() if self._loop is None else Gate(self._loop.outside)
+        preserver = Preserver(tree, gate, options.undo_log, options.boundary)
+        self._operations = Operations(tree, gate, preserver, Counters(), self._invalidator, self._loop)
         _mount(self._operations, options)
         try:
             self._listener = listen(options.socket)

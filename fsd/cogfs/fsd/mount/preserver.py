@@ -1,0 +1,386 @@
+"""What unsealed boundaries were, written to the undo log before it is changed.
+
+A boundary is a generation whose snapshot is not sealed: its files are still to be read. Before a call changes an entry
+or an inode for the first time since the latest boundary, what it was is written down, if some boundary may still need
+it. The worker reads entries, directories and links itself. The content of a regular file is captured by the control
+process, which is asked by a ticket; calls that are about to change the file wait for it.
+
+Invariant: a key (an entry or an inode) that the dirty table has noted in the present generation was preserved before,
+or no boundary needs it. So what is noted, or was made since the latest boundary, is passed by with a look at the node;
+``_done`` holds the keys that were preserved and perhaps not changed after all.
+
+When the log cannot be written, the boundaries are given up and ``broken`` says why: programs in the mount must not fail
+because of snapshots.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Collection, Sequence
+from stat import S_ISREG
+
+import trio
+
+from cogfs.fsd.channel import Wanted
+from cogfs.fsd.mount.dirty import Change, DirtyTable, Retained, file_paths
+from cogfs.fsd.mount.gate import Gate
+from cogfs.fsd.mount.nodes import Node
+from cogfs.fsd.mount.tree import Tree
+from cogfs.fsd.undolog import EntryWas, InodeWas, Record, UndoLogWriter, Was
+
+log = logging.getLogger(__name__)
+
+_NOTHING: dict[Node, Change] = {}
+
+
+class Boundary:
+    """A generation that is protected."""
+
+    __slots__ = ("changes", "number", "retained", "unknown", "unlisted")
+
+    def __init__(self, number: int, retained: Retained | None, unknown: bool) -> None:
+        self.number = number
+        #: None for one of an earlier worker.
+        self.retained = retained
+        self.changes = _NOTHING if retained is None else retained.changes
+        #: Everything may be of it, as against what it lists.
+        self.unlisted = retained is None or retained.unlisted
+        #: The connection ended before it was committed or taken back: whether it is a boundary at all.
+        self.unknown = unknown
+
+
+class _Ticket:
+    """A regular file whose content the control process is asked for."""
+
+    __slots__ = ("answered", "node", "number")
+
+    def __init__(self, number: int, node: Node) -> None:
+        self.number = number
+        self.node = node
+        #: Set when there is reason to look again, with another event in its place.
+        self.answered = trio.Event()
+
+    def wanted(self) -> Wanted:
+        return Wanted(self.number, self.node.ino, file_paths(self.node, {}))
+
+
+class Preserver:
+    """The boundaries, and what has to be written down for them."""
+
+    def __init__(self, tree: Tree, gate: Gate, path: str | None, boundaries: Collection[int]) -> None:
+        """``path`` is the undo log's; None: there can be no boundaries. ``boundaries`` are those that earlier workers
+        have left unsealed."""
+        self._tree = tree
+        self._dirty: DirtyTable = tree.dirty
+        self._gate = gate
+        self._path = path
+        self._log: UndoLogWriter | None = None
+        #: Why the log could not be written, or empty.
+        self.broken = ""
+        #: Says to the control process, when there is one that listens, that a call waits.
+        self.ask: Callable[[Wanted], None] = _nobody
+        #: Called when ``broken`` has come to be.
+        self.on_broken: Callable[[], None] = _nobody
+        self._boundaries: list[Boundary] = []
+        self._latest = 0
+        self._all = False
+        self._done: set[Node | tuple[Node, bytes]] = set()
+        self._tickets: dict[Node, _Ticket] = {}
+        self._numbers: dict[int, _Ticket] = {}
+        self._last_ticket = 0
+        self._changed = trio.Event()
+        if path is not None:
+            self._open(boundaries)
+
+    def _open(self, boundaries: Collection[int]) -> None:
+        try:
+            self._writable()
+            self._boundaries = [Boundary(number, None, False) for number in sorted(set(boundaries))]
+            self._update()
+        except OSError as error:
+            # A mount without protection is better than none.
+            self._give_up(error)
+
+    def _writable(self) -> UndoLogWriter:
+        if self._log is None:
+            if self._path is None:
+                raise OSError(errno.EINVAL, "the worker has no undo log")
+            self._log = UndoLogWriter(self._path)
+        return self._log
+
+    # Boundaries
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the boundaries, the oldest first."""
+        return [boundary.number for boundary in self._boundaries]
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is not known of a boundary whether it is one."""
+        return any(boundary.unknown for boundary in self._boundaries)
+
+    def commit(self, number: int, *, unlisted: bool = False) -> None:
+        """Generation ``number`` becomes a boundary, while nothing changes. OSError, ValueError."""
+        if number in self.numbers:
+            return
+        retained = self._dirty.retained
+        if retained is None or retained.number != number:
+            raise ValueError(f"generation {number} is not the one handed over last, or was taken back")
+        if not self._gate.frozen:
+            raise ValueError(f"what generation {number} was may have been changed since it was handed over")
+        undo_log = self._writable()
+        if self.broken:
+            # What it says is of no use any more, and may be what fills the disk.
+            undo_log.clear()
+            self.broken = ""
+        self._dirty.commit(number)
+        boundary = Boundary(number, retained, False)
+        boundary.unlisted = boundary.unlisted or unlisted
+        self._boundaries.append(boundary)
+        self._done = set()
+        self._update()
+
+    def leave(self) -> None:
+        """The control process has gone. What was handed over, and is as it was then, may be a boundary."""
+        self.ask = _nobody
+        retained = self._dirty.retained
+        if retained is None or not self._gate.frozen or self._log is None or self.broken:
+            self._dirty.take_back()
+            return
+        self._dirty.retained = None
+        self._boundaries.append(Boundary(retained.number, retained, True))
+        self._done = set()
+        self._update()
+
+    def reconcile(self, numbers: Collection[int]) -> None:
+        """Of the boundaries these are some. Others were never committed, or are sealed."""
+        kept = []
+        for boundary in self._boundaries:
+            if boundary.number in numbers:
+                if boundary.unknown:
+                    boundary.unknown = False
+                    self._dirty.acknowledge(boundary.number)
+                kept.append(boundary)
+            elif boundary.unknown:
+                assert boundary.retained is not None
+                self._dirty.merge(boundary.retained)
+            else:
+                self._dirty.release(boundary.changes)
+        self._boundaries = kept
+        self._update()
+
+    def sealed(self, number: int) -> None:
+        """Boundary ``number``, and all before it, need no protection any more."""
+        kept = []
+        for boundary in self._boundaries:
+            if boundary.number > number:
+                kept.append(boundary)
+            else:
+                self._dirty.release(boundary.changes)
+        if len(kept) < len(self._boundaries):
+            self._boundaries = kept
+            self._update()
+
+    def _update(self) -> None:
+        """After a change of the boundaries."""
+        boundaries = self._boundaries
+        self._latest = boundaries[-1].number if boundaries else 0
+        self._all = any(boundary.unlisted or boundary.unknown for boundary in boundaries)
+        self._gate.protect(bool(boundaries))
+        self.wake()
+        if not boundaries:
+            self._done = set()
+            self._tickets = {}
+            self._numbers = {}
+            if self._log is not None and not self.broken:
+                try:
+                    self._log.clear()
+                except OSError as error:
+                    self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self.broken = f"the undo log cannot be written: {error.strerror or error}"
+        log.warning("snapshots that are not sealed are not protected any more: %s", self.broken)
+        boundaries, self._boundaries = self._boundaries, []
+        for boundary in boundaries:
+            if boundary.unknown:
+                assert boundary.retained is not None
+                self._dirty.merge(boundary.retained)
+            else:
+                self._dirty.release(boundary.changes)
+        self._update()
+        self.on_broken()
+
+    def wake(self) -> None:
+        """Let all calls that wait look again."""
+        waiting, self._changed = self._changed, trio.Event()
+        waiting.set()
+        for ticket in self._tickets.values():
+            waiting, ticket.answered = ticket.answered, trio.Event()
+            waiting.set()
+
+    # Calls
+
+    def prepare(self, entries: Sequence[tuple[Node, bytes]], nodes: Sequence[Node]) -> trio.Event | None:
+        """Write down what ``entries``, the inodes that they name, and ``nodes`` are, as far as it is needed, and return
+        None: they may be changed at once. Or write nothing, and say when to look again. OSError."""
+        if not self._tickets and self._settled(entries, nodes):
+            return None
+        touched = list(nodes)
+        inodes = [node for node in nodes if self._inode_needed(node)]
+        keys: list[Node | tuple[Node, bytes]] = []
+        records: list[Record] = []
+        for directory, name in entries:
+            found = self._tree.look(directory, name)
+            needed = self._entry_needed(directory, name)
+            if needed:
+                inode, kind = (0, 0) if found is None else (found[1].st_ino, found[0].kind)
+                records.append(EntryWas(self._latest, directory.ino, name, inode, kind))
+                keys.append((directory, name))
+            if found is None or (node := found[0]) in touched:
+                continue
+            touched.append(node)
+            # What has a name that is of a boundary is of it, too.
+            if self._unchanged(node) if needed else self._inode_needed(node):
+                inodes.append(node)
+        awaited = None
+        for node in inodes:
+            if S_ISREG(node.kind):
+                awaited = self._ticket(node).answered
+            elif awaited is None and (was := self._describe(node)) is not None:
+                records.append(InodeWas(self._latest, was))
+        if awaited is not None:
+            return awaited
+        if records:
+            try:
+                self._writable().append(*records)
+            except OSError as error:
+                self._give_up(error)
+                return None
+            self._done.update(keys, inodes)
+        for node in touched:
+            self._drop_ticket(node)
+        return None
+
+    def prepare_rename(
+        self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, exchange: bool
+    ) -> trio.Event | None:
+        """The same for a rename."""
+        node = self._named(parent, name)
+        other = self._named(new_parent, new_name)
+        if node is None or node is other:
+            return None  # fails, or does nothing
+        # Changes below it would not be seen any more, while some boundary may need what is there.
+        if node.children is not None and self._dirty.leaves(node, new_parent, new_name):
+            return self._changed
+        if exchange and other is not None and other.children is not None and self._dirty.leaves(other, parent, name):
+            return self._changed
+        return self.prepare(((parent, name), (new_parent, new_name)), ())
+
+    def _named(self, directory: Node, name: bytes) -> Node | None:
+        assert directory.children is not None
+        node = directory.children.get(name)
+        if node is None and (found := self._tree.look(directory, name)) is not None:
+            node = found[0]
+        return node
+
+    def _settled(self, entries: Sequence[tuple[Node, bytes]], nodes: Sequence[Node]) -> bool:
+        """Whether nothing of these is needed, told as quickly as possible."""
+        for node in nodes:
+            if self._inode_needed(node):
+                return False
+        for directory, name in entries:
+            if self._entry_needed(directory, name):
+                return False
+            there = self._named(directory, name)
+            if there is not None and self._inode_needed(there):
+                return False
+        return True
+
+    def _entry_needed(self, directory: Node, name: bytes) -> bool:
+        change = directory.change
+        if change is not None and (change.made or name in change.names):
+            return False
+        if directory.made > self._latest or directory.deleted:
+            return False
+        if not self._all and not self._lists_entry(directory, name):
+            return False
+        return (directory, name) not in self._done and self._dirty.watched(directory)
+
+    def _lists_entry(self, directory: Node, name: bytes) -> bool:
+        for boundary in self._boundaries:
+            change = boundary.changes.get(directory)
+            if change is not None and (change.made or change.subtree or name in change.names):
+                return True
+        return False
+
+    def _inode_needed(self, node: Node) -> bool:
+        return self._unchanged(node) and (self._all or self._lists_inode(node)) and self._dirty.watched(node)
+
+    def _unchanged(self, node: Node) -> bool:
+        """Whether it was there at the latest boundary, has not been changed since, and is not preserved."""
+        change = node.change
+        if change is not None and change.attributes:
+            return False
+        # What has no name any more has been preserved when it lost its last, or is of no boundary.
+        return node.made <= self._latest and not node.deleted and node not in self._done
+
+    def _lists_inode(self, node: Node) -> bool:
+        for boundary in self._boundaries:
+            change = boundary.changes.get(node)
+            if change is not None and change.attributes:
+                return True
+        return False
+
+    def _describe(self, node: Node) -> Was | None:
+        try:
+            return self._tree.describe(node)
+        except OSError as error:
+            # It was changed behind the mount. Whether the call can be made is for the call to find.
+            log.warning("what inode %d was cannot be told: %s", node.ino, error)
+            return None
+
+    # Tickets
+
+    def _ticket(self, node: Node) -> _Ticket:
+        ticket = self._tickets.get(node)
+        if ticket is None:
+            self._last_ticket += 1
+            ticket = self._tickets[node] = self._numbers[self._last_ticket] = _Ticket(self._last_ticket, node)
+            self.ask(ticket.wanted())
+        return ticket
+
+    def _drop_ticket(self, node: Node) -> None:
+        """The file is about to be changed, and what it was is of no interest: an answer would come too late."""
+        ticket = self._tickets.pop(node, None)
+        if ticket is not None:
+            del self._numbers[ticket.number]
+            ticket.answered.set()
+
+    def ask_again(self) -> None:
+        """Send all tickets that have no answer, to a new control process."""
+        for ticket in self._tickets.values():
+            self.ask(ticket.wanted())
+
+    def preserve(self, number: int, was: Was | None) -> None:
+        """The answer to a ticket: write it down, and let the calls go on. OSError ESTALE: there is no such ticket;
+        ValueError."""
+        ticket = self._numbers.get(number)
+        if ticket is None:
+            raise OSError(errno.ESTALE, f"there is no ticket {number}")
+        if was is not None:
+            if was.status.inode != ticket.node.ino:
+                raise ValueError(f"ticket {number} is of inode {ticket.node.ino}, not {was.status.inode}")
+            try:
+                self._writable().append(InodeWas(self._latest, was))
+            except OSError as error:
+                self._give_up(error)
+                raise
+        self._done.add(ticket.node)
+        self._drop_ticket(ticket.node)
+
+
+def _nobody(*_: object) -> None:
+    """Nobody listens."""
