@@ -11,6 +11,8 @@ of the system fails somewhere, by a library that is loaded before all others.
 ``store_program.py put STORE COUNT FIRST``: puts COUNT objects from number FIRST on, prints ``put N`` after each, and
 commits nothing.
 
+``store_program.py leave STORE FILE``: puts FILE and a directory that holds it, prints both names, and ends at once.
+
 ``store_program.py commit STORE``: opens the store and syncs it.
 
 ``store_program.py hold STORE``: opens the store, prints ``open``, and waits for its input to end.
@@ -240,6 +242,14 @@ def put(path: Path, count: int, first: int) -> None:
             print("put", number, flush=True)
 
 
+def leave(path: Path, file: Path) -> None:
+    store = open_store(path)
+    name, size = store.put_file(os.open(file, os.O_RDONLY), 0)
+    tree = store.put_tree([TreeEntry(b"large", Kind.FILE, size=size, hash=name)])
+    print(name.hex(), tree.hex(), flush=True)
+    os._exit(0)
+
+
 def commit(path: Path) -> None:
     with open_store(path) as store:
         store.sync()
@@ -259,6 +269,8 @@ if __name__ == "__main__":
         full(where)
     elif what == "put":
         put(where, int(sys.argv[3]), int(sys.argv[4]))
+    elif what == "leave":
+        leave(where, Path(sys.argv[3]))
     elif what == "commit":
         commit(where)
     elif what == "insist":
