@@ -278,14 +278,17 @@ def test_a_step_of_the_store_in_a_restore(small: Pair, step: str) -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        "checkpoint.recorded",
+        "checkpoint.frozen",
+        "index.commit",
+        "index.committed",
         "checkpoint.committed",
         "pack.append",
         "pack.appended",
+        "preserve.captured",
+        "seal.recorded",
         "pack.sync",
         "index.write",
-        "index.commit",
-        "index.committed",
+        "seal.committed",
     ],
 )
 def test_a_step_of_a_message(small: Pair, step: str) -> None:

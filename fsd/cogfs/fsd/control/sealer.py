@@ -108,7 +108,7 @@ class Sealer:
         self._ahead = ahead
         self.order = threading.Lock()
         #: Guards the fields below, and tells of boundaries that came and went.
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._root_fd = -1
         self._link: Link | None = None
         self._thread: threading.Thread | None = None
@@ -116,6 +116,8 @@ class Sealer:
         self._unsynced_since = 0.0
         #: Up to which generation nothing is preserved any more, and why; 0: everything is.
         self._broken = (0, "")
+        #: Why it cannot even be written down that a snapshot has failed.
+        self._stuck: CogfsError | None = None
         #: Why files that a call waited for could not be captured.
         self._trouble: dict[bytes, str] = {}
 
@@ -202,7 +204,14 @@ class Sealer:
                 self._refuse_idle()
                 self._changed.wait(1.0)
 
+    def refuse_stuck(self) -> None:
+        """No snapshot can be taken while it cannot be told that an earlier one has failed: the reason why not."""
+        with self._changed:
+            if self._stuck is not None:
+                raise CogfsError(self._stuck.reason, f"a snapshot could not be captured: {self._stuck}")
+
     def _refuse_idle(self) -> None:
+        self.refuse_stuck()
         if self._closed or self._root_fd < 0:
             raise CogfsError(
                 Reason.UNAVAILABLE, "the snapshot is not captured yet: run cogfsctl mount, and it will be finished"
@@ -476,17 +485,31 @@ class Sealer:
                 last = self._write_failure(row, failure, failed)
             except (StoreError, OSError) as error:
                 _log.warning("cannot write down that a snapshot failed", snapshot=row.snapshot_id, error=str(error))
-                # The workload goes on; no boundary is made while the store cannot be written.
-                self._tell(row.generation)
-                with self._changed:
-                    if self._closed:
-                        return
-                    self._changed.wait(_RETRY)
+                if not self._abandon_all(failure):
+                    return
                 continue
+            with self._changed:
+                self._stuck = None
             step("seal.failed")
             if last:
                 self._tell(row.generation)
             return
+
+    def _abandon_all(self, failure: CogfsError) -> bool:
+        """The store cannot be written, and the workload goes on: no boundary is protected any more, and none is made
+        until that is over. False when there is no time to wait for it."""
+        with self.order:
+            with self._store.read() as reader:
+                last = reader.generations(self._workspace_id)[-1]
+            with self._changed:
+                self._stuck = failure
+                self._broken = (last, str(failure))
+                self._changed.notify_all()
+            self._tell(last)
+        with self._changed:
+            if not self._closed:
+                self._changed.wait(_RETRY)
+            return not self._closed
 
     def _write_failure(self, row: BoundaryRow, failure: CogfsError, failed: tuple[Skipped, ...]) -> bool:
         """Whether there is no boundary any more."""

@@ -324,6 +324,7 @@ class Workspace:
         started = time.monotonic_ns()
         self._flush_maps(link)
         with self.sealer.order:
+            self.sealer.refuse_stuck()
             row = self.row()
             rules = Rules(row.options.exclude, row.options.max_file_bytes)
             unlisted = not self._builds_upon(link, rules)
