@@ -22,9 +22,14 @@ def start() -> Iterator[Start]:
     started: list[tuple[MountedWorker, bool]] = []
 
     def start(
-        *arguments: str, in_place: bool = False, faulty: bool = False, python: str = "", user: int | None = None
+        *arguments: str,
+        in_place: bool = False,
+        faulty: bool = False,
+        python: str = "",
+        user: int | None = None,
+        undo_log: bool = False,
     ) -> MountedWorker:
-        worker = MountedWorker(*arguments, in_place=in_place, python=python, user=user)
+        worker = MountedWorker(*arguments, in_place=in_place, python=python, user=user, undo_log=undo_log)
         started.append((worker, faulty))
         return worker
 

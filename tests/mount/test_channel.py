@@ -19,35 +19,7 @@ import pytest
 
 from cogfs.fsd import channel
 from tests.mount.conftest import Start
-from tests.support.worker_client import MountedWorker, WorkerClient
-
-
-class Call:
-    """A call in a thread, since a parked one does not return."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self.result: object = None
-        self.error = 0
-        self._call = call
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.result = self._call()
-        except OSError as error:
-            self.error = error.errno or -1
-
-    def parked(self) -> bool:
-        """Whether it is still under way after a time that is long for a call."""
-        self._thread.join(0.15)
-        return self._thread.is_alive()
-
-    def wait(self) -> int:
-        """Its errno, or 0."""
-        self._thread.join(20)
-        assert not self._thread.is_alive()
-        return self.error
+from tests.support.worker_client import Call, MountedWorker, WorkerClient
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -19,6 +21,35 @@ from typing import TypeVar
 from cogfs.fsd import channel
 
 T = TypeVar("T")
+
+
+class Call:
+    """A call in a thread, since a parked one does not return."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.result: object = None
+        self.error = 0
+        self._call = call
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except OSError as error:
+            self.error = error.errno or -1
+
+    def parked(self) -> bool:
+        """Whether it is still under way after a time that is long for a call."""
+        self._thread.join(0.15)
+        return self._thread.is_alive()
+
+    def wait(self) -> int:
+        """Its errno, or 0."""
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        return self.error
+
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH = 2
@@ -97,7 +128,7 @@ class WorkerClient:
             self.socket.settimeout(seconds)
             try:
                 body = self._body()
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):
                 return False
             finally:
                 self.socket.settimeout(former)
@@ -179,6 +210,7 @@ class MountedWorker:
         base: Path | None = None,
         python: str = "",
         user: int | None = None,
+        undo_log: bool = False,
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="cogfs-test-", dir=base))
         self.directory.chmod(0o755)
@@ -188,7 +220,12 @@ class MountedWorker:
         self.mountpoint.mkdir(exist_ok=True)
         self.socket = self.directory / "worker.sock"
         self.log_path = self.directory / "worker.log"
-        self._arguments = arguments
+        #: In a directory of its own, for a test to mount something on.
+        self.undo_log = self.directory / "log" / "undo"
+        self.undo_log.parent.mkdir()
+        if undo_log:
+            arguments += ("--undo-log", str(self.undo_log))
+        self.arguments = arguments
         self._python = python or sys.executable
         self._user = user
         if user is not None:
@@ -211,7 +248,7 @@ class MountedWorker:
         try:
             with self.log_path.open("ab") as log:
                 process = subprocess.Popen(
-                    [*command, *self._arguments],
+                    [*command, *self.arguments],
                     pass_fds=[writer],
                     stderr=log,
                     start_new_session=True,

@@ -153,8 +153,9 @@ class NodeTable:
 
     def locate(self, ino: int) -> bytes | None:
         """A path to the inode of the root's filesystem that has this number, or None."""
-        node = self.find(self.root.dev, ino)
-        above = node
+        if ino == self.root.ino:
+            return b""
+        above = node = self.find(self.root.dev, ino)
         while above is not None and above is not self.root:
             above = above.parent
         return None if node is None or above is None else path_of(node.parent, node.name)
