@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import subprocess
 import tempfile
@@ -94,7 +95,7 @@ def _new(name: str) -> Callable[[Site], Path]:
         (_loop, Reason.VALIDATION_ERROR, "loop"),
         (lambda here: Path("/"), Reason.VALIDATION_ERROR, "--force-root"),
         (lambda here: here.base / "home", Reason.VALIDATION_ERROR, "--force-root"),
-        (lambda here: Path.home(), Reason.VALIDATION_ERROR, ""),
+        (lambda here: Path(pwd.getpwuid(os.geteuid()).pw_dir), Reason.VALIDATION_ERROR, "--force-root"),
         (lambda here: Path("/proc/self"), Reason.VALIDATION_ERROR, "proc"),
         (lambda here: here.project, Reason.ALREADY_EXISTS, "mounted already"),
         (_new("project/inside"), Reason.VALIDATION_ERROR, "mount of cogfs"),

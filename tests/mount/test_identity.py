@@ -177,7 +177,9 @@ except PermissionError: print('denied')
 
 def test_worker_without_privileges(tmp_path: Path) -> None:
     """In a mount namespace of its own, with a device that every user may open, as udev makes it."""
-    prepare = 'mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse && exec "$2" -c "$3"'
+    # Temporary files may lie where no device can be opened, as in the tmpfs that systemd mounts at /tmp.
+    prepare = 'mount -t tmpfs -o mode=755,dev tmpfs "$1" && mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && '
+    prepare += 'mount --bind "$1/fuse" /dev/fuse && exec "$2" -c "$3"'
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
     code += "from tests.mount.test_identity import unprivileged; unprivileged()"
     done = subprocess.run(
