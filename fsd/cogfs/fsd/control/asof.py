@@ -23,6 +23,10 @@ def nowhere(_inode: int) -> bytes | None:
     return None
 
 
+class Stopped(Exception):
+    """The daemon ends; what was begun is begun anew by the next one."""
+
+
 class AsOf:
     """One workspace at one boundary, or as it is. Use it from one thread."""
 
@@ -34,11 +38,14 @@ class AsOf:
         boundary: int = 0,
         frozen_ns: int = 0,
         locate: Locate = nowhere,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Without a ``log``: the present. ``locate`` tells where an inode is now, as far as anybody knows."""
+        """Without a ``log``: the present. ``locate`` tells where an inode is now, as far as anybody knows; ``stopped``
+        whether there is no more time to look."""
         self._log = log
         self._boundary = boundary
         self._locate = locate
+        self._stopped = stopped
         self._reach = Beneath(root_fd)
         #: Of the boundary; a file that was changed later, and is not in the log, was changed past the mount.
         self.frozen_ns = frozen_ns
@@ -49,7 +56,9 @@ class AsOf:
         return self._log is None
 
     def refresh(self) -> None:
-        """Take in what was logged until now."""
+        """Take in what was logged until now. Stopped."""
+        if self._stopped():
+            raise Stopped
         if self._log is not None:
             self._log.refresh()
 

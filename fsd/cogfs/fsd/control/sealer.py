@@ -22,7 +22,7 @@ import structlog
 from cogfs.fsd.channel import Broken, Locate, Preserve, Reconcile, Sealed, Wanted
 from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
-from cogfs.fsd.control.asof import AsOf
+from cogfs.fsd.control.asof import AsOf, Stopped
 from cogfs.fsd.control.beneath import beneath, split
 from cogfs.fsd.control.capture import Vanished, capture_file, read_xattrs
 from cogfs.fsd.control.errors import CogfsError
@@ -204,6 +204,11 @@ class Sealer:
                 self._refuse_idle()
                 self._changed.wait(1.0)
 
+    def not_protected(self, generation: int, reason: str) -> None:
+        """The worker does not preserve what a boundary consists of."""
+        with self._changed:
+            self._broken = (generation, reason)
+
     def refuse_stuck(self) -> None:
         """No snapshot can be taken while it cannot be told that an earlier one has failed: the reason why not."""
         with self._changed:
@@ -295,6 +300,8 @@ class Sealer:
                 return
             try:
                 self._seal(row)
+            except Stopped:
+                continue
             except Exception as error:
                 failure = as_cogfs_error(error, "capture the files of a snapshot")
                 self._give_up(row, failure, ())
@@ -403,7 +410,14 @@ class Sealer:
         whereabouts = Whereabouts(root_fd, link, held=same_worker and not row.unlisted)
         rules = Rules(snapshot.exclude, snapshot.max_file_bytes)
         book = RecordBook(self._store, self._workspace_id, FLUSH_ROWS if row.unlisted else _ALL_ROWS)
-        asof = AsOf(root_fd, log=log, boundary=row.generation, frozen_ns=row.frozen_ns, locate=whereabouts)
+        asof = AsOf(
+            root_fd,
+            log=log,
+            boundary=row.generation,
+            frozen_ns=row.frozen_ns,
+            locate=whereabouts,
+            stopped=lambda: self._closed,
+        )
         try:
             asof.refresh()
             recorder = Recorder(
@@ -483,6 +497,8 @@ class Sealer:
         while True:
             try:
                 last = self._write_failure(row, failure, failed)
+            except NotFound:
+                return  # the workspace was deleted
             except (StoreError, OSError) as error:
                 _log.warning("cannot write down that a snapshot failed", snapshot=row.snapshot_id, error=str(error))
                 if not self._abandon_all(failure):

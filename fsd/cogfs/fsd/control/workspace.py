@@ -34,6 +34,7 @@ from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.beneath import Beneath, split
 from cogfs.fsd.control.bypass import Bypass
 from cogfs.fsd.control.errors import CogfsError, show
+from cogfs.fsd.control.link import WorkerRefused
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import Recorded, Recorder
@@ -371,8 +372,10 @@ class Workspace:
                 step("checkpoint.committed")
                 try:
                     link.call(Committed(frozen.generation, True, unlisted))
+                except WorkerRefused as error:
+                    self.sealer.not_protected(frozen.generation, str(error))
                 except CogfsError as error:
-                    # The next connection tells it. What it has not protected meanwhile makes the snapshot FAILED.
+                    # It takes what it was not told of for a boundary until the next connection tells it.
                     _log.warning("cannot tell the worker of a boundary", workspace=self.id, error=str(error))
         return snapshot
 
