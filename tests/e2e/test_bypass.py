@@ -52,7 +52,7 @@ def test_a_shell_from_before_the_mount_is_told_of_and_its_changes_are_recorded(d
         _tell(shell, 'cd "$PWD"', done)
         assert daemon.json("status", project)["bypassed_by"] == []
         _tell(shell, "echo five >> src/main.py", done)
-        third = daemon.json("checkpoint", project)
+        third = daemon.json("checkpoint", project, "--wait")
         assert daemon("cat", third["id"], "src/main.py").endswith("five\n")
         assert third["stats"]["hashed"] == 1
 

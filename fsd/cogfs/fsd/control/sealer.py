@@ -118,6 +118,7 @@ class Sealer:
         self._broken = (0, "")
         #: Why it cannot even be written down that a snapshot has failed.
         self._stuck: CogfsError | None = None
+        self._tries = 0
         #: Why files that a call waited for could not be captured.
         self._trouble: dict[bytes, str] = {}
 
@@ -208,6 +209,14 @@ class Sealer:
         """The worker does not preserve what a boundary consists of."""
         with self._changed:
             self._broken = (generation, reason)
+
+    def unstick(self) -> None:
+        """If an earlier snapshot's failure could not be written down, try that now: there may be room again."""
+        with self._changed:
+            tries = self._tries
+            if self._stuck is not None:
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._stuck is None or self._tries > tries, _RETRY)
 
     def refuse_stuck(self) -> None:
         """No snapshot can be taken while it cannot be told that an earlier one has failed: the reason why not."""
@@ -506,6 +515,7 @@ class Sealer:
                 continue
             with self._changed:
                 self._stuck = None
+                self._changed.notify_all()
             step("seal.failed")
             if last:
                 self._tell(row.generation)
@@ -519,6 +529,7 @@ class Sealer:
                 last = reader.generations(self._workspace_id)[-1]
             with self._changed:
                 self._stuck = failure
+                self._tries += 1
                 self._broken = (last, str(failure))
                 self._changed.notify_all()
             self._tell(last)

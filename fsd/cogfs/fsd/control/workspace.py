@@ -158,6 +158,7 @@ class Workspace:
     def frozen(self, link: Link) -> Iterator[Frozen]:
         """A consistent cut, with every snapshot before it sealed: shared maps are flushed, then mutating calls wait
         until the block ends (or ``guard``)."""
+        self.sealer.unstick()
         self.sealer.drain()
         self._flush_maps(link)
         with self._cut(link, Freeze()) as frozen:
@@ -324,6 +325,7 @@ class Workspace:
         """A snapshot that is answered at its boundary, and captured afterwards."""
         started = time.monotonic_ns()
         self._flush_maps(link)
+        self.sealer.unstick()
         with self.sealer.order:
             self.sealer.refuse_stuck()
             row = self.row()
