@@ -1,9 +1,14 @@
 """What a message with its checkpoint costs, at the client, beside what is done without cogfs.
 
 ``python -m tests.bench.checkpoint [--sizes N…] [--rounds N] [--base DIR] [--json]``. For each size of the tree: the
-first checkpoint, then in turn ten files are changed and each side records them: ``AppendEntry`` of a user message, and
-``git add -A && git write-tree`` in a shadow repository of the same tree. A figure is the median of its rounds, in
-milliseconds. Then the same ten files are changed again, and taken back: a rewind with files, and its dry run.
+first checkpoint, then in turn ten files are changed and each side records them: ``AppendEntry`` of a user message;
+``git add -A && git write-tree`` in a shadow repository of the same tree; restic and borg, where they are installed and
+the tree is not too large for them; and a walk of the tree that asks for each file's stat, which is the least that any
+of those does. Then the same ten files are changed again, and taken back: a rewind with files, and its dry run. Last, a
+checkpoint after 1 GiB was written to one file, and after 5,000 new files. ``fdatasync`` of a small write to the store's
+filesystem stands beside them: no checkpoint is answered without one.
+
+A figure is the median of its rounds, in milliseconds.
 """
 
 from __future__ import annotations
@@ -20,12 +25,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cogfs.client import Client, connect
+from cogfs.client import Client, Thread, Workspace, connect
 
 _FILES_IN_A_DIRECTORY = 50
+_NEW_FILES = 5000
+_GIB = 1 << 30
+#: Sizes above which a peer is left out, since it takes minutes a round.
+_PEER_LIMIT = 20_000
+_SHADOW_LIMIT = 200_000
 
 
-def _make(root: Path, count: int) -> None:
+def make(root: Path, count: int) -> None:
+    """A tree of ``count`` files."""
     for number in range(count):
         directory = root / f"d{number // _FILES_IN_A_DIRECTORY // 20}" / f"e{number // _FILES_IN_A_DIRECTORY}"
         if number % _FILES_IN_A_DIRECTORY == 0:
@@ -33,7 +44,8 @@ def _make(root: Path, count: int) -> None:
         (directory / f"f{number}.txt").write_text(f"file {number}\n" * 40)
 
 
-def _change(root: Path, files: list[Path], turn: int) -> None:
+def change(root: Path, files: list[Path], turn: int) -> None:
+    """Append to ten of ``files``."""
     for file in files[turn % 7 :: max(1, len(files) // 10)][:10]:
         with open(root / file, "a") as out:
             out.write(f"turn {turn}\n")
@@ -45,19 +57,86 @@ def _milliseconds(act: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - start) / 1e6
 
 
+class _Figures:
+    """Milliseconds by name."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[float]] = {}
+
+    def note(self, name: str, act: Callable[[], object]) -> None:
+        self._found.setdefault(name, []).append(_milliseconds(act))
+
+    def medians(self) -> dict[str, float]:
+        return {name: statistics.median(figures) for name, figures in self._found.items()}
+
+
+def _run(*command: str, **environment: str) -> None:
+    subprocess.run(command, env={**os.environ, **environment}, check=True, stdout=subprocess.DEVNULL)
+
+
 class _Shadow:
     """A repository beside the tree, as agents keep one."""
 
     def __init__(self, tree: Path, place: Path) -> None:
-        self._environment = {**os.environ, "GIT_DIR": str(place), "GIT_WORK_TREE": str(tree)}
-        self._git("init", "-q")
-
-    def _git(self, *arguments: str) -> None:
-        subprocess.run(["git", *arguments], env=self._environment, check=True, stdout=subprocess.DEVNULL)
+        self._environment = {"GIT_DIR": str(place), "GIT_WORK_TREE": str(tree)}
+        _run("git", "init", "-q", **self._environment)
 
     def record(self) -> None:
-        self._git("add", "-A")
-        self._git("write-tree")
+        _run("git", "add", "-A", **self._environment)
+        _run("git", "write-tree", **self._environment)
+
+
+class _Restic:
+    def __init__(self, tree: Path, place: Path) -> None:
+        self._tree = str(tree)
+        self._environment = {"RESTIC_REPOSITORY": str(place), "RESTIC_PASSWORD": "bench"}
+        _run("restic", "init", "-q", **self._environment)
+
+    def record(self) -> None:
+        _run("restic", "backup", "-q", self._tree, **self._environment)
+
+
+class _Borg:
+    def __init__(self, tree: Path, place: Path) -> None:
+        self._tree, self._place, self._number = str(tree), str(place), 0
+        _run("borg", "init", "-e", "none", self._place)
+
+    def record(self) -> None:
+        self._number += 1
+        _run("borg", "create", f"{self._place}::a{self._number}", self._tree)
+
+
+def _walk(root: Path) -> None:
+    for where, _, names in os.walk(root):
+        for name in names:
+            os.lstat(os.path.join(where, name))
+
+
+def _sync_small(path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(b"x" * 4096)
+        file.flush()
+        os.fdatasync(file.fileno())
+
+
+def _sealed(workspace: Workspace) -> None:
+    """Wait until nothing is left to capture, so that one round does not pay for the one before."""
+    newest = next(iter(workspace.snapshots()), None)
+    while newest is not None and newest.message.state == newest.message.State.FROZEN:
+        time.sleep(0.01)
+        newest = next(iter(workspace.snapshots()))
+
+
+def _peers(bare: Path, base: Path, count: int) -> dict[str, Callable[[], None]]:
+    peers: dict[str, Callable[[], None]] = {"stat walk": lambda: _walk(bare)}
+    if count <= _SHADOW_LIMIT:
+        peers["shadow git"] = _Shadow(bare, base / f"shadow-{count}").record
+    if count <= _PEER_LIMIT:
+        if shutil.which("restic"):
+            peers["restic"] = _Restic(bare, base / f"restic-{count}").record
+        if shutil.which("borg"):
+            peers["borg"] = _Borg(bare, base / f"borg-{count}").record
+    return peers
 
 
 def measure(cog: Client, base: Path, count: int, rounds: int) -> dict[str, float]:
@@ -65,36 +144,57 @@ def measure(cog: Client, base: Path, count: int, rounds: int) -> dict[str, float
     root, bare = base / f"mounted-{count}", base / f"bare-{count}"
     for place in (root, bare):
         place.mkdir()
-        _make(place, count)
+        make(place, count)
     files = sorted(path.relative_to(bare) for path in bare.rglob("*.txt"))
-    shadow = _Shadow(bare, base / f"shadow-{count}")
-    workspace = cog.mount(root)
+    peers = _peers(bare, base, count)
+    workspace = cog.mount(root, max_file_bytes=-1)
     thread = cog.create_thread(f"bench-{count}", workspace=workspace)
-    found: dict[str, list[float]] = {}
-
-    def note(name: str, act: Callable[[], object]) -> None:
-        found.setdefault(name, []).append(_milliseconds(act))
-
-    note("first checkpoint", lambda: thread.user_message("first"))
-    note("first shadow git", shadow.record)
+    figures = _Figures()
+    figures.note("first checkpoint", lambda: thread.user_message("first"))
+    figures.note("first seal", lambda: _sealed(workspace))
+    for name, record in peers.items():
+        figures.note(f"first {name}", record)
     for turn in range(rounds):
         last = thread.append("assistant", "done")
-        _change(root, files, turn)
-        _change(bare, files, turn)
-        note("checkpoint", lambda turn=turn: thread.user_message(f"turn {turn}"))  # type: ignore[misc]
-        note("shadow git", shadow.record)
-        _change(root, files, turn)
-        note("rewind, dry run", lambda last=last: thread.rewind(last.id, files=True, dry_run=True))  # type: ignore[misc]
-        note("rewind", lambda last=last: thread.rewind(last.id, files=True))  # type: ignore[misc]
+        change(root, files, turn)
+        change(bare, files, turn)
+        figures.note("fdatasync", lambda: _sync_small(base / "synced"))
+        figures.note("checkpoint", lambda turn=turn: thread.user_message(f"turn {turn}"))  # type: ignore[misc]
+        for name, record in peers.items():
+            figures.note(name, record)
+        _sealed(workspace)
+        change(root, files, turn)
+        figures.note("rewind, dry run", lambda last=last: thread.rewind(last.id, files=True, dry_run=True))  # type: ignore[misc]
+        figures.note("rewind", lambda last=last: thread.rewind(last.id, files=True))  # type: ignore[misc]
+    _large_changes(figures, root, workspace, thread, min(rounds, 5))
     workspace.unmount()
-    return {name: statistics.median(figures) for name, figures in found.items()}
+    for place in (root, bare):
+        shutil.rmtree(place)
+    return figures.medians()
+
+
+def _large_changes(figures: _Figures, root: Path, workspace: Workspace, thread: Thread, rounds: int) -> None:
+    for turn in range(rounds):
+        new = root / f"new-{turn}"
+        new.mkdir()
+        for number in range(_NEW_FILES):
+            (new / str(number)).write_bytes(b"new\n" * 25)
+        figures.note(f"after {_NEW_FILES} new files", lambda: thread.user_message("new files"))
+        _sealed(workspace)
+    piece = os.urandom(1 << 20)
+    for _ in range(min(rounds, 3)):
+        with open(root / "large", "wb") as file:
+            for _ in range(_GIB // len(piece)):
+                file.write(piece)
+        figures.note("after 1 GiB in one file", lambda: thread.user_message("large"))
+        _sealed(workspace)
 
 
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 10_000])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--base", type=Path, help="directory for the trees and the store; better on a quiet disk")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -117,9 +217,12 @@ def main() -> int:
     if options.json:
         print(json.dumps(figures))
         return 0
-    print(f"{'files':>8}" + "".join(f"{name:>20}" for name in next(iter(figures.values()))))
-    for count, row in figures.items():
-        print(f"{count:>8}" + "".join(f"{value:>17.1f} ms" for value in row.values()))
+    names = list(dict.fromkeys(name for row in figures.values() for name in row))
+    print(f"{'milliseconds':<28}" + "".join(f"{count:>12,}" for count in figures))
+    for name in names:
+        print(
+            f"{name:<28}" + "".join(f"{row[name]:>12.1f}" if name in row else f"{'':>12}" for row in figures.values())
+        )
     return 0
 
 
