@@ -737,6 +737,26 @@ def test_exchanged_with_what_is_in_an_excluded_place(worker: MountedWorker, clie
     assert call.wait() == 0
 
 
+def test_another_filesystem_below_the_root(worker: MountedWorker) -> None:
+    """Snapshots do not go there, and its inode numbers may be those of other files."""
+    assert worker.unmount() == 0
+    directory = worker.root / "other"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", directory], check=True)
+    try:
+        (directory / "f").write_text("x")
+        worker.start()
+        with worker.connect() as client:
+            client.boundary(unlisted=True)
+            (worker.mountpoint / "other" / "f").write_text("y")
+            (worker.mountpoint / "other" / "new").touch()
+            os.rename(worker.mountpoint / "other" / "f", worker.mountpoint / "other" / "new")
+            assert records(worker.undo_log) == ([], [])
+        assert worker.unmount() == 0
+    finally:
+        subprocess.run(["umount", "-l", directory], check=True)
+
+
 def test_out_of_an_excluded_place_makes_it_unlisted(worker: MountedWorker, client: WorkerClient) -> None:
     top = worker.mountpoint
     (top / ".git" / "d").mkdir(parents=True)

@@ -102,6 +102,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         worker = Worker(options)
     except (StartError, OSError) as error:
+        # The burst loop's, whose signal would end the process as soon as its handler is gone.
+        signal.setitimer(signal.ITIMER_REAL, 0)
         number = error.number if isinstance(error, StartError) else error.errno or errno.EIO
         log.error("cannot mount: %s", error)
         _ready(options.ready_fd, {"ok": False, "errno": number, "message": str(error)})
