@@ -878,6 +878,21 @@ def test_a_killed_worker_leaves_its_log(worker: MountedWorker) -> None:
         assert log.stat().st_size == 0
 
 
+def test_the_worker_ends_while_calls_wait(start: Start) -> None:
+    worker = start(faulty=True, undo_log=True)
+    (worker.mountpoint / "f").write_text("x")
+    with worker.connect() as client:
+        client.boundary()
+        call = Call(lambda: write(worker.mountpoint / "f"))
+        client.next_wanted()
+        subprocess.run(["umount", "-f", worker.mountpoint], check=False)
+        assert call.wait() in (errno.ECONNABORTED, errno.ENOTCONN, errno.EIO)
+    assert (worker.root / "f").read_text() == "x"
+    subprocess.run(["umount", "-l", worker.mountpoint], check=False)
+    assert worker.process.wait(20) == 0
+    assert (worker.root / "f").read_text() == "x"
+
+
 def test_a_log_of_no_boundary_is_cleared_at_the_start(worker: MountedWorker) -> None:
     assert worker.unmount() == 0
     worker.undo_log.write_bytes(b"x" * 100)
