@@ -737,6 +737,26 @@ def test_exchanged_with_what_is_in_an_excluded_place(worker: MountedWorker, clie
     assert call.wait() == 0
 
 
+def test_another_filesystem_below_the_root(worker: MountedWorker) -> None:
+    """Snapshots do not go there, and its inode numbers may be those of other files."""
+    assert worker.unmount() == 0
+    directory = worker.root / "other"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", directory], check=True)
+    try:
+        (directory / "f").write_text("x")
+        worker.start()
+        with worker.connect() as client:
+            client.boundary(unlisted=True)
+            (worker.mountpoint / "other" / "f").write_text("y")
+            (worker.mountpoint / "other" / "new").touch()
+            os.rename(worker.mountpoint / "other" / "f", worker.mountpoint / "other" / "new")
+            assert records(worker.undo_log) == ([], [])
+        assert worker.unmount() == 0
+    finally:
+        subprocess.run(["umount", "-l", directory], check=True)
+
+
 def test_out_of_an_excluded_place_makes_it_unlisted(worker: MountedWorker, client: WorkerClient) -> None:
     top = worker.mountpoint
     (top / ".git" / "d").mkdir(parents=True)
@@ -856,6 +876,21 @@ def test_a_killed_worker_leaves_its_log(worker: MountedWorker) -> None:
         client.expect(channel.Committed(boundary), channel.Done)
         client.expect(channel.Sealed(frozen.generation), channel.Done)
         assert log.stat().st_size == 0
+
+
+def test_the_worker_ends_while_calls_wait(start: Start) -> None:
+    worker = start(faulty=True, undo_log=True)
+    (worker.mountpoint / "f").write_text("x")
+    with worker.connect() as client:
+        client.boundary()
+        call = Call(lambda: write(worker.mountpoint / "f"))
+        client.next_wanted()
+        subprocess.run(["umount", "-f", worker.mountpoint], check=False)
+        assert call.wait() in (errno.ECONNABORTED, errno.ENOTCONN, errno.EIO)
+    assert (worker.root / "f").read_text() == "x"
+    subprocess.run(["umount", "-l", worker.mountpoint], check=False)
+    assert worker.process.wait(20) == 0
+    assert (worker.root / "f").read_text() == "x"
 
 
 def test_a_log_of_no_boundary_is_cleared_at_the_start(worker: MountedWorker) -> None:

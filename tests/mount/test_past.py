@@ -66,7 +66,8 @@ class Program:
                 -100, os.fsencode(path), -100, os.fsencode(other), syscalls.RENAME_EXCHANGE
             ),
             "link": lambda: os.link(path, other, follow_symlinks=False),
-            "remove tree": lambda: shutil.rmtree(path),
+            # Of a fifo it would open the fifo, and wait for a writer.
+            "remove tree": lambda: shutil.rmtree(path) if path.is_dir() else None,
             "chmod": lambda: path.chmod(0o700 + self._count % 64),
             "chown": lambda: os.lchown(path, self._count, self._count),
             "setxattr": lambda: os.setxattr(path, b"user.a", text, follow_symlinks=False),

@@ -190,6 +190,8 @@ class ChannelServer:
             for body in splitter.feed(data):
                 if greeted:
                     frame = channel.request_decoder.decode(body)
+                    if isinstance(frame.request, channel.Resume | channel.Guard):
+                        await self._gate.settle()
                     await sender.send(_encoded(channel.ReplyFrame(frame.number, self._answer(frame.request))))
                     if isinstance(frame.request, channel.Reconcile):
                         self._listens(sender)

@@ -16,6 +16,8 @@ import trio
 
 #: No clock of the kernel's lags by more, in nanoseconds: a tick is 10 ms at most.
 _MAX_LAG = 20_000_000
+#: Seconds.
+_LOOK_AGAIN = 0.0002
 #: ``CLOCK_REALTIME_COARSE``, which the standard library has no name for: files get their times from it, or from a
 #: reading that is later.
 _LAGGING = 5
@@ -67,7 +69,7 @@ class Gate:
         """Park mutating calls from now on; the time of that, in nanoseconds.
 
         What changed before has no later ctime, since files get theirs from this clock or from one that lags behind it
-        by up to a tick. See ``_settle`` for what changes later.
+        by up to a tick. See ``settle`` for what changes later.
         """
         self._frozen = True
         self._update()
@@ -80,14 +82,22 @@ class Gate:
         self._frozen = False
         self._update()
 
+    async def settle(self) -> None:
+        """Before a resume or a guard: wait until the clock that lags has reached the time of the freeze, too, so that
+        what changes from now on has a ctime that is not earlier. Only a freeze of less than a tick waits here."""
+        with self._outside():
+            while self._ahead():
+                await trio.sleep(_LOOK_AGAIN)
+
     def _settle(self) -> None:
-        """Wait until the clock that lags has passed the time of the freeze, too: what changes from now on has a ctime
-        that is not earlier. Only a freeze of less than a tick waits here."""
-        if not self._frozen:
-            return
-        end = time.monotonic_ns() + _MAX_LAG  # a clock that was set back may be longer about it
-        while time.clock_gettime_ns(_LAGGING) < self._frozen_ns and time.monotonic_ns() < end:
-            time.sleep(0.0002)
+        """The same, where nothing may be awaited."""
+        while self._ahead():
+            time.sleep(_LOOK_AGAIN)
+
+    def _ahead(self) -> bool:
+        """Whether the clock that lags has not come as far as the freeze. One that was set back meanwhile does not
+        count."""
+        return self._frozen and 0 < self._frozen_ns - time.clock_gettime_ns(_LAGGING) <= _MAX_LAG
 
     def protect(self, protected: bool) -> None:
         """Whether calls must ask what they have to preserve."""

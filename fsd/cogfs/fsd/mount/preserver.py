@@ -73,6 +73,7 @@ class Preserver:
         have left unsealed."""
         self._tree = tree
         self._dirty: DirtyTable = tree.dirty
+        self._device = tree.nodes.root.dev
         self._gate = gate
         self._path = path
         self._log: UndoLogWriter | None = None
@@ -243,7 +244,7 @@ class Preserver:
                 continue
             touched.append(node)
             # What has a name that is of a boundary is of it, too.
-            if self._unchanged(node) if needed else self._inode_needed(node):
+            if (self._unchanged(node) and node.dev == self._device) if needed else self._inode_needed(node):
                 inodes.append(node)
         awaited = None
         for node in inodes:
@@ -307,7 +308,7 @@ class Preserver:
             return False
         if not self._all and not self._lists_entry(directory, name):
             return False
-        return (directory, name) not in self._done and self._dirty.watched(directory)
+        return (directory, name) not in self._done and self._recorded(directory)
 
     def _lists_entry(self, directory: Node, name: bytes) -> bool:
         for boundary in self._boundaries:
@@ -317,7 +318,12 @@ class Preserver:
         return False
 
     def _inode_needed(self, node: Node) -> bool:
-        return self._unchanged(node) and (self._all or self._lists_inode(node)) and self._dirty.watched(node)
+        return self._unchanged(node) and (self._all or self._lists_inode(node)) and self._recorded(node)
+
+    def _recorded(self, node: Node) -> bool:
+        """Whether it is where snapshots go: in no excluded place, and on the root's filesystem, as inode numbers of
+        another one mean something else."""
+        return node.dev == self._device and self._dirty.watched(node)
 
     def _unchanged(self, node: Node) -> bool:
         """Whether it was there at the latest boundary, has not been changed since, and is not preserved."""

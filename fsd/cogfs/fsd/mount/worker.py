@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import gc
 import json
 import logging
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -40,6 +42,9 @@ _MAX_DIRECTORIES = 4096
 
 #: Requests that may wait at the same time (for a freeze, a sync) while others go on.
 _MAX_TASKS = 4096
+
+#: Seconds between two looks at whether the mount has ended, and from then to the end of calls that still wait.
+_END_SECONDS = 2.0
 
 
 class StartError(Exception):
@@ -102,6 +107,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         worker = Worker(options)
     except (StartError, OSError) as error:
+        # The burst loop's, whose signal would end the process as soon as its handler is gone.
+        signal.setitimer(signal.ITIMER_REAL, 0)
         number = error.number if isinstance(error, StartError) else error.errno or errno.EIO
         log.error("cannot mount: %s", error)
         _ready(options.ready_fd, {"ok": False, "errno": number, "message": str(error)})
@@ -176,6 +183,7 @@ class Worker:
             # Before anybody is told that there is a worker, whom they might end.
             await nursery.start(self._terminate_on_signal)
             nursery.start_soon(self._tell_ready)
+            nursery.start_soon(_end_of_mount, nursery.cancel_scope)
             await pyfuse3.main(min_tasks=1, max_tasks=_MAX_TASKS)
             nursery.cancel_scope.cancel()
 
@@ -278,6 +286,21 @@ def _device_of_mount(mountpoint: bytes) -> int:
     if not device:
         raise OSError(errno.EIO, "the mount is not in the mount table", os.fsdecode(mountpoint))
     return device
+
+
+async def _end_of_mount(scope: trio.CancelScope) -> None:
+    """Cancel what is left some time after the kernel has ended the mount: calls that wait for a control process, which
+    may never come, and whose callers have had their answer."""
+    poll = select.poll()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
+                poll.register(int(name), 0)  # errors are told in any case
+    while not poll.poll(0):
+        await trio.sleep(_END_SECONDS)
+    await trio.sleep(_END_SECONDS)
+    log.warning("the mount was ended while calls were under way")
+    scope.cancel()
 
 
 def _unmount(mountpoint: str) -> None:
