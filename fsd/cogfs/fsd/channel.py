@@ -21,6 +21,7 @@ Both sides import this module and nothing else of each other.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -127,14 +128,36 @@ class Freeze(Message, frozen=True):
     unlisted: bool = False
 
 
+class Changes(msgspec.Struct, array_like=True, frozen=True):
+    """What changed since the generation before."""
+
+    directories: list[DirtyDirectory]
+    files: list[DirtyFile]
+
+
 class Frozen(Message, frozen=True):
     generation: int
     #: False until a generation was committed since the worker started: what changed before is not known.
     complete: bool
     #: Of the files' clock: what changed later has a ctime that is not earlier.
     frozen_ns: int
-    directories: list[DirtyDirectory]
-    files: list[DirtyFile]
+    #: ``Changes`` as msgpack: kept as they are with a snapshot, and only looked into when that is captured.
+    packed: msgspec.Raw
+
+    @property
+    def changes(self) -> Changes:
+        """What changed."""
+        return changes_decoder.decode(self.packed)
+
+    @property
+    def directories(self) -> list[DirtyDirectory]:
+        """Of ``changes``."""
+        return self.changes.directories
+
+    @property
+    def files(self) -> list[DirtyFile]:
+        """Of ``changes``."""
+        return self.changes.files
 
 
 class Committed(Message, frozen=True):
@@ -321,10 +344,16 @@ class ReplyFrame(msgspec.Struct, array_like=True, frozen=True):
 Frame = Hello | Welcome | RequestFrame | ReplyFrame
 
 _encoder = msgspec.msgpack.Encoder()
+changes_decoder = msgspec.msgpack.Decoder(Changes)
 hello_decoder = msgspec.msgpack.Decoder(Hello)
 welcome_decoder = msgspec.msgpack.Decoder(Welcome)
 request_decoder = msgspec.msgpack.Decoder(RequestFrame)
 reply_decoder = msgspec.msgpack.Decoder(ReplyFrame)
+
+
+def pack(directories: Sequence[DirtyDirectory], files: Sequence[DirtyFile]) -> msgspec.Raw:
+    """For ``Frozen.packed``."""
+    return msgspec.Raw(_encoder.encode(Changes(list(directories), list(files))))
 
 
 def encode(frame: Frame) -> bytes:

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from cogfs.fsd.channel import DirtyDirectory, DirtyFile
+from cogfs.fsd.channel import Changes, DirtyDirectory, changes_decoder, pack
 from cogfs.store.errors import Corrupt
 
 
-class Changes(msgspec.Struct, array_like=True, frozen=True):
-    """What changed since the boundary before."""
-
-    directories: Sequence[DirtyDirectory]
-    files: Sequence[DirtyFile]
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Changes)
-
-
-def encode(directories: Sequence[DirtyDirectory], files: Sequence[DirtyFile]) -> bytes:
-    """For ``BoundaryRow.changes``."""
-    return _encoder.encode(Changes(directories, files))
-
-
 def decode(data: bytes) -> Changes:
-    """Corrupt when it is not what ``encode`` gives."""
+    """What ``Frozen.packed`` said. Corrupt when it cannot be read."""
     try:
-        return _decoder.decode(data)
+        return changes_decoder.decode(data)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"the changes of a boundary cannot be read: {error}") from error
 
@@ -49,7 +31,7 @@ def merge(first: bytes, second: bytes) -> bytes:
         earlier = files.get(file.inode)
         content = file.content or (earlier is not None and earlier.content)
         files[file.inode] = msgspec.structs.replace(file, content=content)
-    return encode(list(directories.values()), list(files.values()))
+    return bytes(pack(list(directories.values()), list(files.values())))
 
 
 def _joined(first: DirtyDirectory, second: DirtyDirectory) -> DirtyDirectory:

@@ -193,6 +193,15 @@ class WorkerLink:
             raise WorkerRefused(answer.errno, answer.reason)
         return answer
 
+    def post(self, request: Request) -> None:
+        """Send ``request`` and do not wait: it is carried out after what was sent before. WorkerGone."""
+        with self._state:
+            if self._ended:
+                raise self._gone()
+            self._number += 1
+            number = self._number
+        self._send(channel.encode(RequestFrame(number=number, request=request)))
+
     def close(self) -> None:
         """End the connection and give the descriptor back. Idempotent; ``on_end`` is not called."""
         with self._state:

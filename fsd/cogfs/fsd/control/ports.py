@@ -32,6 +32,8 @@ class Link(Protocol):
 
     def call(self, request: Request, timeout: float = 30.0) -> Answer: ...
 
+    def post(self, request: Request) -> None: ...
+
 
 @dataclass(frozen=True)
 class EngineState:

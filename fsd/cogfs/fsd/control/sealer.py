@@ -562,11 +562,7 @@ class Sealer:
             return False
         following = writer.boundary(self._workspace_id, rest[0])
         assert following is not None
-        writer.put_boundary(
-            msgspec.structs.replace(
-                following,
-                unlisted=following.unlisted or row.unlisted,
-                changes=boundaries.merge(row.changes, following.changes),
-            )
-        )
+        unlisted = row.unlisted or following.unlisted
+        changes = b"" if unlisted else boundaries.merge(row.changes, following.changes)
+        writer.put_boundary(msgspec.structs.replace(following, unlisted=unlisted, changes=changes))
         return True

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -29,7 +29,6 @@ from cogfs.fsd.channel import (
     Stats,
     Unguard,
 )
-from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.beneath import Beneath, split
 from cogfs.fsd.control.bypass import Bypass
@@ -165,7 +164,8 @@ class Workspace:
             yield frozen
 
     @contextmanager
-    def _cut(self, link: Link, freeze: Freeze) -> Iterator[Frozen]:
+    def _cut(self, link: Link, freeze: Freeze, *, wait: bool = True) -> Iterator[Frozen]:
+        """Mutating calls wait until the block ends. Without ``wait`` they go on a moment later."""
         try:
             answer = link.call(freeze, _FREEZE_PATIENCE)
         except CogfsError:
@@ -176,7 +176,11 @@ class Workspace:
         try:
             yield answer
         finally:
-            self._resume(link)
+            if wait:
+                self._resume(link)
+            else:
+                with suppress(CogfsError):  # its end is a resume, too
+                    link.post(Resume())
 
     def _resume(self, link: Link, patience: float = 30.0) -> None:
         try:
@@ -230,7 +234,8 @@ class Workspace:
             and rules.same_as(state.exclude, state.max_file_bytes)
         ):
             recorder = Recorder(self.store, book, link.root_fd, rules, self.pool, ahead=self.ahead.content)
-            recorded = recorder.update(frozen.directories, frozen.files, state.root)
+            changes = frozen.changes
+            recorded = recorder.update(changes.directories, changes.files, state.root)
         if recorded is None:
             book = RecordBook(self.store, self.id)
             believed = believed_until(state)
@@ -331,7 +336,7 @@ class Workspace:
             row = self.row()
             rules = Rules(row.options.exclude, row.options.max_file_bytes)
             unlisted = not self._builds_upon(link, rules)
-            with self._cut(link, Freeze(unlisted)) as frozen:
+            with self._cut(link, Freeze(unlisted), wait=False) as frozen:
                 unlisted = unlisted or not frozen.complete or _may_be_elsewhere(rules, frozen)
                 snapshot = SnapshotRow(
                     id=new_id("snap"),
@@ -357,7 +362,7 @@ class Workspace:
                     frozen.frozen_ns,
                     boot_id(),
                     unlisted,
-                    b"" if unlisted else boundaries.encode(frozen.directories, frozen.files),
+                    b"" if unlisted else bytes(frozen.packed),
                     self.store.pack_bytes(),
                 )
                 step("checkpoint.frozen")

@@ -277,7 +277,7 @@ class ChannelServer:
                     # What the control process could not make durable is handed over once more.
                     dirty.take_back()
                     number, complete, directories, files = dirty.hand_over(unlisted)
-                    return channel.Frozen(number, complete, frozen_ns, directories, files)
+                    return channel.Frozen(number, complete, frozen_ns, channel.pack(directories, files))
                 except BaseException:
                     gate.resume()
                     raise

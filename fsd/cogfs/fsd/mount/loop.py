@@ -154,8 +154,10 @@ class BurstLoop:
         if fd != self._fd:
             self._begin(fd)
         self._burst += 1
-        in_burst = self._burst % CLOCK_READ or monotonic_ns() < self._burst_end
-        if in_burst and (self._ask_session(0) or self._wait() == self._request):
+        if self._burst % CLOCK_READ:
+            if self._ask_session(0) or self._wait() == self._request:
+                return _READY
+        elif monotonic_ns() < self._burst_end and (self._ask(0) or self._wait()) == self._request:
             return _READY
         return self._turn(fd)
 
