@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHMARKS = ("burst_loop", "checkpoint")
+BENCHMARKS = ("burst_loop", "checkpoint", "workload")
 
 
 def main() -> int:
