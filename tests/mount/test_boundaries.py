@@ -694,6 +694,32 @@ def test_a_tree_is_removed(worker: MountedWorker, client: WorkerClient) -> None:
     assert (len(entries), len(inodes)) == (93, 93)
 
 
+@pytest.mark.parametrize("unlisted", [False, True], ids=["listed", "unlisted"])
+def test_the_number_of_a_removed_directory_is_given_to_a_new_one(
+    worker: MountedWorker, client: WorkerClient, unlisted: bool
+) -> None:
+    """The entries of the new one must not be taken for entries of the old one."""
+    top = worker.mountpoint
+    client.checkpoint()
+    (top / "old").mkdir()
+    number = (top / "old").stat().st_ino
+    boundary = client.boundary(unlisted=unlisted).generation
+    (top / "old").rmdir()
+    for attempt in range(200):
+        new = top / f"new{attempt}"
+        new.mkdir()
+        (new / "entry").touch()
+        if new.stat().st_ino == number:
+            break
+    else:
+        pytest.skip("this filesystem does not give numbers out again soon")
+    (new / "entry").unlink()
+    (new / "entry").touch()
+    entries, _ = records(worker.undo_log)
+    assert [entry for entry in entries if entry.directory == number] == [EntryWas(boundary, number, b"entry", 0, 0)]
+    assert {entry.directory for entry in entries} == {number, top.stat().st_ino}
+
+
 # --- excluded places --------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,10 @@ Invariant: a key (an entry or an inode) that the dirty table has noted in the pr
 or no boundary needs it. So what is noted, or was made since the latest boundary, is passed by with a look at the node;
 ``_done`` holds the keys that were preserved and perhaps not changed after all.
 
+A reader of a boundary finds the entries of a directory by the directory's inode number, in what is there now and in the
+log. So when a directory is removed and its number given to a new one, the entries of the new one are written down as
+absent, though it is of no boundary: they would be taken for entries of the old one.
+
 When the log cannot be written, the boundaries are given up and ``broken`` says why: programs in the mount must not fail
 because of snapshots.
 """
@@ -86,7 +90,12 @@ class Preserver:
         self._boundaries: list[Boundary] = []
         self._latest = 0
         self._all = False
+        self._oldest = 0
+        #: Some boundary is of an earlier worker, which knew what it had removed.
+        self._inherited = False
         self._done: set[Node | tuple[Node, bytes]] = set()
+        #: Numbers of the directories that were removed or moved while there were boundaries.
+        self._gone: set[int] = set()
         self._tickets: dict[Node, _Ticket] = {}
         self._numbers: dict[int, _Ticket] = {}
         self._last_ticket = 0
@@ -188,11 +197,14 @@ class Preserver:
         """After a change of the boundaries."""
         boundaries = self._boundaries
         self._latest = boundaries[-1].number if boundaries else 0
+        self._oldest = boundaries[0].number if boundaries else 0
+        self._inherited = any(boundary.retained is None for boundary in boundaries)
         self._all = any(boundary.unlisted or boundary.unknown for boundary in boundaries)
         self._gate.protect(bool(boundaries))
         self.wake()
         if not boundaries:
             self._done = set()
+            self._gone = set()
             self._tickets = {}
             self._numbers = {}
             if self._log is not None and not self.broken:
@@ -243,6 +255,8 @@ class Preserver:
             if found is None or (node := found[0]) in touched:
                 continue
             touched.append(node)
+            if node.children is not None:
+                self._gone.add(node.ino)
             # What has a name that is of a boundary is of it, too.
             if (self._unchanged(node) and node.dev == self._device) if needed else self._inode_needed(node):
                 inodes.append(node)
@@ -296,18 +310,23 @@ class Preserver:
             if self._entry_needed(directory, name):
                 return False
             there = self._named(directory, name)
-            if there is not None and self._inode_needed(there):
+            if there is None:
+                continue
+            if self._inode_needed(there):
                 return False
+            if there.children is not None:
+                self._gone.add(there.ino)
         return True
 
     def _entry_needed(self, directory: Node, name: bytes) -> bool:
         change = directory.change
-        if change is not None and (change.made or name in change.names):
+        if directory.deleted or (change is not None and name in change.names):
             return False
-        if directory.made > self._latest or directory.deleted:
-            return False
-        if not self._all and not self._lists_entry(directory, name):
-            return False
+        if directory.made <= self._oldest or not (self._inherited or directory.ino in self._gone):
+            if directory.made > self._latest or (change is not None and change.made):
+                return False
+            if not self._all and not self._lists_entry(directory, name):
+                return False
         return (directory, name) not in self._done and self._recorded(directory)
 
     def _lists_entry(self, directory: Node, name: bytes) -> bool:
