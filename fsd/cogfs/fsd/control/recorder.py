@@ -18,7 +18,7 @@ import msgspec
 
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
 from cogfs.fsd.control.beneath import Beneath, beneath, join, split
-from cogfs.fsd.control.capture import Vanished, Xattrs, capture_file, read_xattrs
+from cogfs.fsd.control.capture import ATTEMPTS, Vanished, Xattrs, capture_file, read_xattrs
 from cogfs.fsd.control.recordbook import RecordBook, is_reported
 from cogfs.fsd.control.rules import Rules, is_temporary
 from cogfs.fsd.control.worklist import Work, Worklist
@@ -51,6 +51,7 @@ class _Frame:
         "batches",
         "fd",
         "inode",
+        "looks",
         "name",
         "old",
         "old_recorded_ns",
@@ -75,6 +76,8 @@ class _Frame:
         self.batches: list[Future[list[tuple[bytes, StatRow | None]]]] = []
         self.subdirectories: list[tuple[bytes, os.stat_result]] = []
         self.started_ns = time.time_ns()
+        #: How often names were looked at again, as they had become something else meanwhile.
+        self.looks = 0
 
 
 def _status(entry: TreeEntry, status: os.stat_result, sums: Sums | None = None) -> StatRow:
@@ -137,7 +140,11 @@ class Recorder:
         root_fd: int,
         rules: Rules,
         pool: ThreadPoolExecutor,
+        unsure: frozenset[int] | None = None,
     ) -> None:
+        """``unsure``: files that are read whatever their stat says; None when nothing changes while this goes on."""
+        self._unsure = unsure or frozenset()
+        self._moving = unsure is not None
         self._store = store
         self._book = book
         self._root_fd = root_fd
@@ -258,13 +265,14 @@ class Recorder:
                     if child_fd is not None:
                         stack.append(self._open_frame(join(frame.path, child), child, child_fd, frame.inode))
                     continue
+                if self._collect(frame):
+                    continue
                 self._close(frame)
                 os.close(frame.fd)
                 stack.pop()
                 if not stack:
                     return
-                above = stack[-1]
-                self._adopt(above, frame.name, os.stat(frame.name, dir_fd=above.fd, follow_symlinks=False))
+                self._adopt_scanned(stack[-1], frame)
         finally:
             self._tracked = tracked
             for frame in stack:
@@ -274,7 +282,11 @@ class Recorder:
         try:
             inode = os.fstat(fd).st_ino
             frame = _Frame(path, name, fd, inode, parent, self._book.directory(inode))
-            self._look(frame, [os.fsencode(entry) for entry in os.listdir(fd)])
+            try:
+                names = [os.fsencode(entry) for entry in os.listdir(fd)]
+            except FileNotFoundError:
+                names = []  # Removed since it was opened.
+            self._look(frame, names)
         except BaseException:
             os.close(fd)
             raise
@@ -290,6 +302,17 @@ class Recorder:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
         return None
+
+    def _adopt_scanned(self, above: _Frame, frame: _Frame) -> None:
+        """``_adopt``, unless the directory has gone meanwhile or another one has come in its place."""
+        try:
+            status = os.stat(frame.name, dir_fd=above.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if status.st_ino == frame.inode:
+            self._adopt(above, frame.name, status)
+        else:
+            self._look_again(above, [frame.name])
 
     def _adopt(self, frame: _Frame, name: bytes, status: os.stat_result) -> None:
         """Put a recorded subdirectory into the directory that holds it."""
@@ -309,12 +332,7 @@ class Recorder:
 
     def _close(self, frame: _Frame) -> DirectoryRow:
         """All of a directory is known: build its tree and remember its rows."""
-        self._submit(frame)
-        for batch in frame.batches:
-            for name, row in batch.result():
-                if row is not None:
-                    frame.rows[name] = row
-                    self._hashed += row.entry.kind is Kind.FILE
+        self._collect(frame)
         rows = tuple(frame.rows[name] for name in sorted(frame.rows))
         self._follow_links(frame, rows)
         before = {row.inode for row in frame.old.values() if row.entry.kind is Kind.DIRECTORY}
@@ -325,6 +343,36 @@ class Recorder:
         recorded = DirectoryRow(tree_hash, rows, frame.started_ns, frame.parent, frame.name, _sum(rows))
         self._book.put_directory(frame.inode, recorded)
         return recorded
+
+    def _collect(self, frame: _Frame) -> bool:
+        """Take in what was read. Whether names had become something else by then, and were looked at again."""
+        self._submit(frame)
+        others = []
+        for batch in frame.batches:
+            for name, row in batch.result():
+                if row is not None:
+                    frame.rows[name] = row
+                    self._hashed += row.entry.kind is Kind.FILE
+                else:
+                    others.append(name)
+        frame.batches = []
+        return self._look_again(frame, others)
+
+    def _look_again(self, frame: _Frame, names: Sequence[bytes]) -> bool:
+        """Whether it was done; what becomes something else again and again is left out as changing."""
+        if not names:
+            return False
+        frame.looks += 1
+        if frame.looks < ATTEMPTS:
+            self._look(frame, names)
+            return True
+        for name in names:
+            try:
+                status = os.stat(name, dir_fd=frame.fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            frame.rows[name] = _opaque(name, status, OpaqueReason.CHANGING)
+        return False
 
     def _follow_links(self, frame: _Frame, rows: Sequence[StatRow]) -> None:
         now = set()
@@ -419,6 +467,8 @@ class Recorder:
             return False
         if self._tracked:
             return status.st_ino not in self._worklist.touched
+        if status.st_ino in self._unsure:
+            return False
         return max(status.st_mtime_ns, status.st_ctime_ns) < frame.old_recorded_ns - RACY_NS
 
     def _known_content(self, status: os.stat_result, old: StatRow | None) -> TreeEntry | None:
@@ -474,7 +524,7 @@ class Recorder:
         found: list[tuple[bytes, StatRow | None]] = []
         for name, status in names:
             try:
-                content = capture_file(self._store, name, fd)
+                content = capture_file(self._store, name, fd, moving=self._moving)
             except Vanished:
                 found.append((name, None))
                 continue
@@ -482,7 +532,9 @@ class Recorder:
                 found.append((name, _opaque(name, status, content)))
                 continue
             entry = TreeEntry(name, Kind.FILE, hash=content.hash)
-            found.append((name, self._file_row(name, entry, content.stat, fd, groups.get(name, 0))))
+            # Another file may have come in its place.
+            group = groups.get(name, 0) if content.stat.st_ino == status.st_ino else 0
+            found.append((name, self._file_row(name, entry, content.stat, fd, group)))
         return found
 
 

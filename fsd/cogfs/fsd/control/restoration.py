@@ -27,7 +27,7 @@ from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import same_stat
 from cogfs.fsd.control.report import restore_report
 from cogfs.fsd.control.rules import Rules
-from cogfs.fsd.control.users import names
+from cogfs.fsd.control.users import names, open_handles
 from cogfs.fsd.control.workspace import Current, Workspace
 from cogfs.store.errors import StoreError
 from cogfs.store.ids import new_id
@@ -107,6 +107,7 @@ class Restoration:
             return restore_report(store, target.id, plan, who, dry_run=request.dry_run)
         completion = Completion(workspace)
         try:
+            passed = self._passed(link, request)
             report = restore_report(store, target.id, plan, who, dry_run=False)
             completion.verify(plan, progress)
             journal = self._journal(request, restore_id, target, safety, paths)
@@ -117,7 +118,7 @@ class Restoration:
             workspace.unguard(link)
             self._drop_snapshot(safety)
             raise
-        completion.carry_out(link, journal, plan, target, safety, progress)
+        completion.carry_out(link, journal, plan, target, safety, progress, passed)
         report.safety_snapshot_id = safety.id
         if blocking(who):
             report.forced.extend(report.busy_by)
@@ -139,6 +140,13 @@ class Restoration:
             workspace.commit(link, current)
             base, plan = self._plan(link, current.root, target, paths)
         return current, base, plan
+
+    @staticmethod
+    def _passed(link: Link, request: Request) -> frozenset[int]:
+        """Files whose writers a forced restore goes past, where no guard holds them up."""
+        if link.watched or not request.force:
+            return frozenset()
+        return frozenset(handle.inode for handle in open_handles(link) if handle.writable)
 
     @staticmethod
     def _refuse_busy(request: Request, who: list[BusyBy]) -> None:

@@ -31,10 +31,12 @@ from cogfs.fsd.channel import (
 from cogfs.fsd.control.beneath import Beneath, split
 from cogfs.fsd.control.bypass import Bypass
 from cogfs.fsd.control.errors import CogfsError, show
+from cogfs.fsd.control.openers import mapped
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import Recorded, Recorder
 from cogfs.fsd.control.rules import Rules
+from cogfs.fsd.control.scanned import gone
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Writer
 from cogfs.store.schema import (
@@ -99,7 +101,8 @@ class Workspace:
         with self.lock:
             self.link = link
             welcome = link.welcome
-            self._bypass = Bypass(self.id, welcome.root, link.mountpoint, welcome.worker_pid)
+            # Without a mount there is nothing to pass by.
+            self._bypass = Bypass(self.id, welcome.root, link.mountpoint, welcome.worker_pid) if link.watched else None
 
     def detach(self) -> None:
         """Without the lock: a call that waits for the dead worker fails by itself."""
@@ -128,6 +131,8 @@ class Workspace:
         if row.read_only:
             raise CogfsError(Reason.VALIDATION_ERROR, f"the workspace is read-only: {row.read_only}")
         link = self.link
+        if link is not None and not link.watched and not link.alive:
+            raise gone(row.root)
         if link is None or not link.alive:
             raise CogfsError(
                 Reason.UNAVAILABLE, f"the workspace {show(row.root)} is not mounted: run cogfsctl mount first"
@@ -165,7 +170,12 @@ class Workspace:
             _log.warning("cannot resume the workspace", workspace=self.id, error=str(error))
 
     def _flush_maps(self, link: Link) -> None:
-        """Have the kernel hand over what was stored in shared maps: only files open for writing can have one."""
+        """Have the kernel hand over what was stored in shared maps: only files open for writing can have one.
+
+        Without a mount, reading sees it anyway; see ``record``.
+        """
+        if not link.watched:
+            return
         answer = link.call(ListHandles())
         assert isinstance(answer, Handles)
         paths = {handle.path for handle in answer.handles if handle.writable and not handle.deleted}
@@ -214,7 +224,9 @@ class Workspace:
             recorded = recorder.update(frozen.directories, frozen.files)
         if recorded is None:
             book = RecordBook(self.store, self.id)
-            recorded = Recorder(self.store, book, link.root_fd, rules, self.pool).scan()
+            # A store into a shared map moves no times until the page was written out: such files are read.
+            unsure = None if link.watched else mapped(link.mountpoint)
+            recorded = Recorder(self.store, book, link.root_fd, rules, self.pool, unsure).scan()
         return Current(recorded, book, rules, frozen.generation)
 
     def commit(self, link: Link, current: Current, fill: Callable[[Writer], None] | None = None) -> None:
@@ -334,7 +346,8 @@ class Workspace:
         except (FileNotFoundError, NotADirectoryError):
             return None
         book = RecordBook(self.store, "")
-        recorder = Recorder(self.store, book, reach.root_fd, unlimited, self.pool)
+        watched = self.link is not None and self.link.watched
+        recorder = Recorder(self.store, book, reach.root_fd, unlimited, self.pool, None if watched else frozenset())
         return recorder.single(parent, name, fd)
 
     # --- restores -----------------------------------------------------------------------------------------------------
