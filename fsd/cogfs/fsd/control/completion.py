@@ -376,7 +376,7 @@ class Completion:
         below = tuple(path + b"/" for path in paths)
         plan.steps = [one for one in plan.steps if one.path not in left and not one.path.startswith(below)]
         plan.groups = {
-            group: [path for path in members if path not in left and not path.startswith(below)]
+            group: tuple(path for path in members if path not in left and not path.startswith(below))
             for group, members in plan.groups.items()
         }
 

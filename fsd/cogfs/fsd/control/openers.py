@@ -31,20 +31,20 @@ _PATIENCE = 5.0
 def opened(root: bytes) -> list[OpenHandle]:
     """The open files and directories in ``root``, by other processes, and their shared writable maps of files. Each
     process's command is left empty."""
-    return _patiently(lambda found: found.extend(_opened(root)))
+    return _patiently(lambda: _opened(root))
 
 
 def mapped(root: bytes) -> frozenset[int]:
     """The inodes of files in ``root`` that other processes have mapped, shared and writable. What they store there
     need not move the file's times."""
-    return frozenset(_patiently(lambda found: found.extend(one.st_ino for _, _, one in _maps(root))))
+    return frozenset(status.st_ino for _, _, status in _patiently(lambda: _maps(root)))
 
 
-def _patiently(look: Callable[[list[T]], None]) -> list[T]:
+def _patiently(look: Callable[[], Iterator[T]]) -> list[T]:
     """What ``look`` finds, or has found until it takes too long: a process's memory lock can be held by a stuck one."""
     found: list[T] = []
     try:
-        bounded(lambda: look(found), _PATIENCE, "proc")
+        bounded(lambda: found.extend(look()), _PATIENCE, "proc")
     except TimedOut:
         _log.warning("processes with open files not looked up in time")
     return list(found)
