@@ -88,7 +88,7 @@ class Session:
 
 
 class Machine(RuleBasedStateMachine):
-    """``session`` is set by who runs it, and ``scanned`` where there is to be no mount: what the comments call the mount
+    """``session`` is set by who runs it, and ``scanned`` where there is to be no mount: what is called the mount below
     is the directory itself then."""
 
     session: Session
