@@ -241,27 +241,35 @@ def test_a_store_into_a_page_that_was_dirty_already(scanned: Scanned) -> None:
             assert scanned.content(scanned.checkpoint(), "file")[:1] == letter
 
 
-def test_a_file_in_turmoil_is_left_out_as_changing(scanned: Scanned) -> None:
+@pytest.mark.parametrize(("changes", "reads"), [(4, 5), (5, 5), (100, 5)])
+def test_a_file_that_changes_while_it_is_read(
+    scanned: Scanned, monkeypatch: pytest.MonkeyPatch, changes: int, reads: int
+) -> None:
     (scanned.root / "calm").write_text("calm\n")
-    (scanned.root / "log").write_text("")
-    ended = threading.Event()
+    log = scanned.root / "log"
+    log.write_text("x")
+    inode, put_file, seen = log.stat().st_ino, scanned.store.put_file, []
 
-    def write() -> None:
-        with (scanned.root / "log").open("ab", buffering=0) as file:
-            while not ended.wait(0.0005):
-                file.write(b"x" * 100)
+    def changing(fd: int, size_hint: int) -> tuple[bytes, int]:
+        found = put_file(fd, size_hint)
+        if os.fstat(fd).st_ino == inode:
+            seen.append(found)
+            if len(seen) <= changes:
+                with log.open("ab") as file:
+                    file.write(b"x")
+        return found
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        time.sleep(0.05)
-        snapshot = scanned.checkpoint()
-    finally:
-        ended.set()
-        thread.join()
-    assert [(one.path, one.reason) for one in snapshot.skipped] == [(b"log", "changing")]
+    monkeypatch.setattr(scanned.store, "put_file", changing)
+    snapshot = scanned.checkpoint()
+    assert len(seen) == reads
     assert scanned.content(snapshot, "calm") == b"calm\n"
-    assert not scanned.checkpoint().skipped
+    if changes < reads:
+        assert not snapshot.skipped
+        assert scanned.content(snapshot, "log") == b"x" * 5
+    else:
+        assert [(one.path, one.reason) for one in snapshot.skipped] == [(b"log", "changing")]
+        monkeypatch.undo()
+        assert not scanned.checkpoint().skipped
 
 
 def test_a_tree_in_turmoil(scanned: Scanned) -> None:
