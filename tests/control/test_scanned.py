@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cogfs.fsd.channel import Freeze, Frozen, GetStats, Handles, ListHandles, Stats
@@ -23,9 +24,10 @@ from cogfs.fsd.control.openers import mapped
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.restoration import Request, Restoration
 from cogfs.fsd.control.scanned import ScannedLink, Scans
+from cogfs.fsd.control.sealer import boot_id
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.ids import new_id
-from cogfs.store.schema import SnapshotOrigin, SnapshotRow, WorkspaceOptions, WorkspaceRow
+from cogfs.store.schema import BoundaryRow, SnapshotOrigin, SnapshotRow, SnapshotState, WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
 from cogfs.v1 import common_pb2
 from cogfs.v1.reasons import Reason
@@ -169,6 +171,34 @@ def test_handles_are_those_of_proc(scanned: Scanned) -> None:
             b"gone": (True, True),
         }
         assert mapped(os.fsencode(scanned.root)) == {(scanned.root / "mapped").stat().st_ino}
+
+
+# What a mount has left.
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_boundary_of_an_earlier_mount(scanned: Scanned, changed: bool) -> None:
+    (scanned.root / "file").write_text("one\n")
+    first = scanned.checkpoint()
+    scanned.scans.end(scanned.id)
+    (scanned.root / "file").write_text("two\n")
+    frozen = msgspec.structs.replace(first, id=new_id("snap"), root=None, state=SnapshotState.FROZEN)
+    settle()
+    with scanned.store.write() as writer:
+        writer.put_snapshot(frozen)
+        writer.put_boundary(BoundaryRow(frozen.id, scanned.id, 7, 1, time.time_ns(), boot_id(), True, b""))
+    if changed:
+        (scanned.root / "file").write_text("three\n")
+    scanned.scans.begin(scanned.id, os.fsencode(scanned.root))
+    latest = scanned.checkpoint()
+    assert scanned.content(latest, "file") == (b"three\n" if changed else b"two\n")
+    if changed:
+        with pytest.raises(CogfsError, match="changed past the mount"):
+            scanned.workspace.sealed(frozen.id)
+    else:
+        assert scanned.content(scanned.workspace.sealed(frozen.id), "file") == b"two\n"
+    with scanned.store.read() as reader:
+        assert reader.generations(scanned.id) == []
 
 
 # What is read.
