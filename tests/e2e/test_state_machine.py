@@ -1,4 +1,4 @@
-"""Random operations, checkpoints and ways back in a real mount, the same ones in each run."""
+"""Random operations, checkpoints and ways back in a real mount, and without one, the same ones in each run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ def session() -> Iterator[Session]:
     made.close()
 
 
-def test_ways_back_lead_to_what_was_there(session: Session) -> None:
+@pytest.mark.parametrize("scanned", [False, True], ids=["mounted", "scanned"])
+def test_ways_back_lead_to_what_was_there(session: Session, scanned: bool) -> None:
     class Committed(Machine):
         pass
 
     Committed.session = session
+    Committed.scanned = scanned
     run_state_machine_as_test(
         Committed,
         settings=settings(

@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="one round, with this seed")
     parser.add_argument("--examples", type=int, default=15, help="runs of the machine in a round")
     parser.add_argument("--steps", type=int, default=40, help="steps in a run")
+    parser.add_argument("--scanned", action="store_true", help="without a mount")
     parser.add_argument("--no-shrink", action="store_true", help="show the first failure as it is")
     arguments = parser.parse_args()
     # So that a daemon and its mounts end with this process.
@@ -29,7 +30,8 @@ def main() -> int:
     rounds = failures = 0
     while True:
         number = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1 << 32)
-        failures += not _round(number, arguments.examples, arguments.steps, shrink=not arguments.no_shrink)
+        shrink = not arguments.no_shrink
+        failures += not _round(number, arguments.examples, arguments.steps, shrink=shrink, scanned=arguments.scanned)
         rounds += 1
         if arguments.seed is not None or time.monotonic() >= end:
             break
@@ -37,7 +39,7 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def _round(number: int, examples: int, steps: int, *, shrink: bool) -> bool:
+def _round(number: int, examples: int, steps: int, *, shrink: bool, scanned: bool) -> bool:
     print(f"seed {number}", flush=True)
     session = Session()
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
@@ -47,6 +49,7 @@ def _round(number: int, examples: int, steps: int, *, shrink: bool) -> bool:
         pass
 
     Seeded.session = session
+    Seeded.scanned = scanned
     try:
         run_state_machine_as_test(
             Seeded,

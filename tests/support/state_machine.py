@@ -88,9 +88,11 @@ class Session:
 
 
 class Machine(RuleBasedStateMachine):
-    """``session`` is set by who runs it."""
+    """``session`` is set by who runs it, and ``scanned`` where there is to be no mount: what is called the mount below
+    is the directory itself then."""
 
     session: Session
+    scanned = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,11 +122,11 @@ class Machine(RuleBasedStateMachine):
         self.limit = limit
         for operation in first:
             self._both(operation, self.root)
-        if not in_place:
+        if not in_place and not self.scanned:
             self.mountpoint = self.place / "mount"
             self.mountpoint.mkdir()
         self.workspace_id = self.session.cog.mount(
-            self.root, None if in_place else self.mountpoint, max_file_bytes=limit
+            self.root, self._place_of_mount, max_file_bytes=limit, scan=self.scanned
         ).id
         self.mounted = True
         self.thread_id = self.session.cog.create_thread(workspace=self.workspace_id).id
@@ -145,6 +147,10 @@ class Machine(RuleBasedStateMachine):
                 if point.is_relative_to(self.place):
                     subprocess.run(["umount", "--lazy", point], check=False, capture_output=True)
             remove(self.place)
+
+    @property
+    def _place_of_mount(self) -> Path | None:
+        return None if self.mountpoint == self.root else self.mountpoint
 
     @property
     def _workspace(self) -> Workspace:
@@ -350,6 +356,8 @@ class Machine(RuleBasedStateMachine):
             self.session.kill_daemon()
             return
         if what == "worker":
+            if self.scanned:
+                return
             self.session.installation.kill(self._workspace.message.worker_pid)
             self._release()
         else:
@@ -510,7 +518,7 @@ class Machine(RuleBasedStateMachine):
             os.close(there)
 
     def _mount(self) -> None:
-        self._workspace.mount(None if self.mountpoint == self.root else self.mountpoint)
+        self._workspace.mount(self._place_of_mount, scan=self.scanned)
         self.mounted = True
 
     def _unmount(self) -> None:

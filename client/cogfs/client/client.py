@@ -50,8 +50,12 @@ class Client:
         exclude: Iterable[str] | None = None,
         max_file_bytes: int | None = None,
         force_root: bool = False,
+        scan: bool = False,
     ) -> Workspace:
         """Mounts a directory over itself, or ``at`` another; registers it as a workspace when it is none yet.
+
+        With ``scan`` it is kept without a mount: each checkpoint looks at all files for what changed. The rest is as
+        with a mount.
 
         ``exclude`` are globs as in .gitignore, on top of .git, node_modules and .cogfs; files larger than
         ``max_file_bytes`` (10 MiB; negative: no limit) are left out. Either one, when given, replaces both of the
@@ -62,6 +66,7 @@ class Client:
             at=b"" if at is None else absolute(at),
             options=options(exclude, max_file_bytes),
             force_root=force_root,
+            scan=scan,
         )
         return Workspace(self._connection, self._connection.call(self._connection.workspaces.Mount, request))
 

@@ -44,18 +44,21 @@ class Workspace:
         *,
         exclude: Iterable[str] | None = None,
         max_file_bytes: int | None = None,
+        scan: bool = False,
     ) -> Workspace:
         """Mounts it again, after it was unmounted or its worker died. Options as for ``Client.mount``."""
         request = workspace_pb2.MountRequest(
             workspace_id=self.id,
             at=b"" if at is None else absolute(at),
             options=options(exclude, max_file_bytes),
+            scan=scan,
         )
         self.message = self._connection.call(self._connection.workspaces.Mount, request)
         return self
 
     def unmount(self, *, force: bool = False) -> Workspace:
-        """Takes the mount away. Busy when a process uses it; with ``force`` processes keep what they have open."""
+        """Takes the mount away, or ends the scanning. Busy when a process uses the mount; with ``force`` processes keep
+        what they have open."""
         request = workspace_pb2.UnmountRequest(workspace_id=self.id, force=force)
         self.message = self._connection.call(self._connection.workspaces.Unmount, request)
         return self
@@ -66,7 +69,7 @@ class Workspace:
         self._connection.call(self._connection.workspaces.DeleteWorkspace, request)
 
     def handles(self) -> list[workspace_pb2.Handle]:
-        """The open files of the mount."""
+        """The open files of the mount; where it is scanned, those that /proc tells of."""
         request = workspace_pb2.ListHandlesRequest(workspace_id=self.id)
         return list(self._connection.call(self._connection.workspaces.ListHandles, request).handles)
 

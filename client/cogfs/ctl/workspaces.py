@@ -30,6 +30,12 @@ def mount(
     force_root: Annotated[
         bool, typer.Option("--force-root", help="Accept the root of the filesystem or a home directory.")
     ] = False,
+    scan: Annotated[
+        bool,
+        typer.Option(
+            "--scan", help="Do not mount it (where there is no FUSE, say): each checkpoint looks at all files."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Mount a project directory, so that its history is kept.
@@ -37,12 +43,15 @@ def mount(
     The mount covers DIR itself: paths stay as they are. A directory that is no workspace yet becomes one. --exclude and
     --max-file-bytes together are what the workspace leaves out: who gives one of them sets both anew, who gives none
     changes neither. A dead mount that is found is cleared.
+
+    With --scan nothing is mounted. Each checkpoint looks at all files instead, and reads those whose size, times, inode
+    or mode are not what was recorded. All commands work as with a mount, and unmount ends it.
     """
     call = invocation(context)
     with call.client() as cog:
         # Typer gives an empty list for an option that was not typed.
         workspace = cog.mount(
-            directory, at, exclude=exclude or None, max_file_bytes=max_file_bytes, force_root=force_root
+            directory, at, exclude=exclude or None, max_file_bytes=max_file_bytes, force_root=force_root, scan=scan
         ).message
     _show(context, workspace)
     if not call.json and _stands_below(workspace):
@@ -59,7 +68,7 @@ def unmount(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Take a mount away. The files and their history stay."""
+    """Take a mount away, or end the scanning of a workspace that is not mounted. The files and their history stay."""
     with invocation(context).client() as cog:
         workspace = cog.unmount(directory, force=force).message
     _show(context, workspace)
@@ -76,9 +85,15 @@ def workspaces(context: typer.Context, json: Json = False) -> None:
         documents.write({"workspaces": [documents.document(workspace) for workspace in found]})
         return
     screen.table(
-        ("ID", "STATE", "SNAPSHOTS", "ROOT"),
+        ("ID", "MODE", "STATE", "SNAPSHOTS", "ROOT"),
         [
-            (workspace.id, _state(workspace), str(workspace.snapshot_count), screen.path(workspace.root))
+            (
+                workspace.id,
+                screen.name(workspace, "mode"),
+                _state(workspace),
+                str(workspace.snapshot_count),
+                screen.path(workspace.root),
+            )
             for workspace in found
         ],
     )
@@ -98,7 +113,10 @@ def status(
 
 
 def handles(context: typer.Context, directory: Directory, json: Json = False) -> None:
-    """List the open files of a mounted workspace, and who holds them."""
+    """List the open files of a workspace, and who holds them.
+
+    Of a workspace that is scanned these are what /proc tells: those of processes that the daemon may look at.
+    """
     call = invocation(context)
     with call.client() as cog:
         found = cog.workspace(directory).handles()
@@ -152,6 +170,7 @@ def _show(context: typer.Context, workspace: workspace_pb2.Workspace) -> None:
         [
             ("workspace", workspace.id),
             ("root", screen.path(workspace.root)),
+            ("mode", screen.name(workspace, "mode")),
             ("state", _state(workspace)),
             ("reason", workspace.reason),
             ("mounted at", screen.path(workspace.mountpoint) if workspace.worker_pid else ""),

@@ -59,10 +59,14 @@ class Workspace(_message.Message):
         DESCRIPTOR: _descriptor.EnumDescriptor
         MODE_UNSPECIFIED: Workspace._Mode.ValueType  # 0
         MOUNTED: Workspace._Mode.ValueType  # 1
+        SCANNED: Workspace._Mode.ValueType  # 2
+        """Without FUSE: each checkpoint finds what changed by a look at the stat of every file."""
 
     class Mode(_Mode, metaclass=_ModeEnumTypeWrapper): ...
     MODE_UNSPECIFIED: Workspace.Mode.ValueType  # 0
     MOUNTED: Workspace.Mode.ValueType  # 1
+    SCANNED: Workspace.Mode.ValueType  # 2
+    """Without FUSE: each checkpoint finds what changed by a look at the stat of every file."""
 
     class _State:
         ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -72,11 +76,11 @@ class Workspace(_message.Message):
         DESCRIPTOR: _descriptor.EnumDescriptor
         STATE_UNSPECIFIED: Workspace._State.ValueType  # 0
         DETACHED: Workspace._State.ValueType  # 1
-        """Not mounted; the files are simply there."""
+        """Neither mounted nor scanned; the files are simply there."""
         ACTIVE: Workspace._State.ValueType  # 2
-        """Served by a worker."""
+        """Served by a worker, or scanned."""
         DEAD: Workspace._State.ValueType  # 3
-        """It should be mounted and no worker serves it; `Mount` brings it back."""
+        """It should be mounted and no worker serves it, or scanned and its directory is gone; `Mount` brings it back."""
         READ_ONLY: Workspace._State.ValueType  # 4
         """A restore could neither be finished nor taken back; `reason` says why."""
         RECOVERING: Workspace._State.ValueType  # 5
@@ -85,11 +89,11 @@ class Workspace(_message.Message):
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: Workspace.State.ValueType  # 0
     DETACHED: Workspace.State.ValueType  # 1
-    """Not mounted; the files are simply there."""
+    """Neither mounted nor scanned; the files are simply there."""
     ACTIVE: Workspace.State.ValueType  # 2
-    """Served by a worker."""
+    """Served by a worker, or scanned."""
     DEAD: Workspace.State.ValueType  # 3
-    """It should be mounted and no worker serves it; `Mount` brings it back."""
+    """It should be mounted and no worker serves it, or scanned and its directory is gone; `Mount` brings it back."""
     READ_ONLY: Workspace.State.ValueType  # 4
     """A restore could neither be finished nor taken back; `reason` says why."""
     RECOVERING: Workspace.State.ValueType  # 5
@@ -113,17 +117,18 @@ class Workspace(_message.Message):
     id: _builtins.str
     root: _builtins.bytes
     mode: Global___Workspace.Mode.ValueType
+    """How it is kept, or was last."""
     state: Global___Workspace.State.ValueType
     reason: _builtins.str
     """Why it is READ_ONLY, DEAD or RECOVERING."""
     mountpoint: _builtins.bytes
-    """Where it is mounted, or was last."""
+    """Where it is mounted, or was last; the root itself when it is scanned."""
     worker_pid: _builtins.int
-    """Zero when no worker runs."""
+    """Zero when no worker runs, as for one that is scanned."""
     last_snapshot_id: _builtins.str
     """The newest snapshot; empty before the first."""
     dirty_files: _builtins.int
-    """Nodes changed through the mount since the last snapshot."""
+    """Nodes changed through the mount since the last snapshot; zero when it is scanned, as nobody knows."""
     dirty_directories: _builtins.int
     snapshot_count: _builtins.int
     @_builtins.property
@@ -261,12 +266,15 @@ class MountRequest(_message.Message):
     AT_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     FORCE_ROOT_FIELD_NUMBER: _builtins.int
+    SCAN_FIELD_NUMBER: _builtins.int
     workspace_id: _builtins.str
     """Exactly one of these two."""
     root: _builtins.bytes
     at: _builtins.bytes
     """Absolute; empty: over the root itself."""
     force_root: _builtins.bool
+    scan: _builtins.bool
+    """Keep it without a mount: a scanned workspace."""
     @_builtins.property
     def options(self) -> Global___WorkspaceOptions:
         """Replace the workspace's options, all of them, when set."""
@@ -279,10 +287,11 @@ class MountRequest(_message.Message):
         at: _builtins.bytes = ...,
         options: Global___WorkspaceOptions | None = ...,
         force_root: _builtins.bool = ...,
+        scan: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "force_root", b"force_root", "options", b"options", "root", b"root", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "force_root", b"force_root", "options", b"options", "root", b"root", "scan", b"scan", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

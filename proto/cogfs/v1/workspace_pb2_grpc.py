@@ -96,18 +96,19 @@ class WorkspaceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Mount(self, request, context):
-        """Mounts a workspace, by id or by root (which registers it first when it is new). Clears a dead mount that it finds,
-        and finishes an interrupted restore first. NOT_FOUND: no such id. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE
-        cannot be used here, or the directory is not the one in which a restore was interrupted. VALIDATION_ERROR: the
-        mountpoint cannot be used. Else as CreateWorkspace.
+        """Mounts a workspace, by id or by root (which registers it first when it is new), or with `scan` begins to keep it
+        without a mount. Clears a dead mount that it finds, and finishes an interrupted restore first. NOT_FOUND: no such
+        id. ALREADY_EXISTS: it is mounted or scanned. UNAVAILABLE: FUSE cannot be used here, or the directory is not the one
+        in which a restore was interrupted. VALIDATION_ERROR: the mountpoint cannot be used, or `scan` with `at`. Else as
+        CreateWorkspace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unmount(self, request, context):
-        """Takes the mount away. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted. BUSY: a process uses it
-        (error metadata "busy_by" names who).
+        """Takes the mount away, or ends the scanning. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is neither mounted
+        nor scanned. BUSY: a process uses the mount (error metadata "busy_by" names who).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,7 +137,8 @@ class WorkspaceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListHandles(self, request, context):
-        """The open files of a mounted workspace. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted.
+        """The open files of a mounted workspace; of a scanned one those that /proc tells of. NOT_FOUND: no such workspace.
+        VALIDATION_ERROR: it is neither mounted nor scanned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

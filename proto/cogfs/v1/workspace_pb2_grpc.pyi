@@ -45,14 +45,15 @@ class WorkspaceServiceStub:
     a mount of cogfs; or an option makes no sense. ALREADY_EXISTS: it is registered. DENIED: it cannot be read.
     """
     Mount: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.MountRequest, _workspace_pb2.Workspace]
-    """Mounts a workspace, by id or by root (which registers it first when it is new). Clears a dead mount that it finds,
-    and finishes an interrupted restore first. NOT_FOUND: no such id. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE
-    cannot be used here, or the directory is not the one in which a restore was interrupted. VALIDATION_ERROR: the
-    mountpoint cannot be used. Else as CreateWorkspace.
+    """Mounts a workspace, by id or by root (which registers it first when it is new), or with `scan` begins to keep it
+    without a mount. Clears a dead mount that it finds, and finishes an interrupted restore first. NOT_FOUND: no such
+    id. ALREADY_EXISTS: it is mounted or scanned. UNAVAILABLE: FUSE cannot be used here, or the directory is not the one
+    in which a restore was interrupted. VALIDATION_ERROR: the mountpoint cannot be used, or `scan` with `at`. Else as
+    CreateWorkspace.
     """
     Unmount: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.UnmountRequest, _workspace_pb2.Workspace]
-    """Takes the mount away. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted. BUSY: a process uses it
-    (error metadata "busy_by" names who).
+    """Takes the mount away, or ends the scanning. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is neither mounted
+    nor scanned. BUSY: a process uses the mount (error metadata "busy_by" names who).
     """
     GetWorkspace: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.GetWorkspaceRequest, _workspace_pb2.Workspace]
     """NOT_FOUND: no such workspace. VALIDATION_ERROR: a relative path."""
@@ -63,7 +64,9 @@ class WorkspaceServiceStub:
     is mounted, or a thread names it.
     """
     ListHandles: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.ListHandlesRequest, _workspace_pb2.ListHandlesResponse]
-    """The open files of a mounted workspace. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted."""
+    """The open files of a mounted workspace; of a scanned one those that /proc tells of. NOT_FOUND: no such workspace.
+    VALIDATION_ERROR: it is neither mounted nor scanned.
+    """
 
 @_typing.type_check_only
 class WorkspaceServiceAsyncStub(WorkspaceServiceStub):
@@ -82,14 +85,15 @@ class WorkspaceServiceAsyncStub(WorkspaceServiceStub):
     a mount of cogfs; or an option makes no sense. ALREADY_EXISTS: it is registered. DENIED: it cannot be read.
     """
     Mount: _aio.UnaryUnaryMultiCallable[_workspace_pb2.MountRequest, _workspace_pb2.Workspace]  # type: ignore[assignment]
-    """Mounts a workspace, by id or by root (which registers it first when it is new). Clears a dead mount that it finds,
-    and finishes an interrupted restore first. NOT_FOUND: no such id. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE
-    cannot be used here, or the directory is not the one in which a restore was interrupted. VALIDATION_ERROR: the
-    mountpoint cannot be used. Else as CreateWorkspace.
+    """Mounts a workspace, by id or by root (which registers it first when it is new), or with `scan` begins to keep it
+    without a mount. Clears a dead mount that it finds, and finishes an interrupted restore first. NOT_FOUND: no such
+    id. ALREADY_EXISTS: it is mounted or scanned. UNAVAILABLE: FUSE cannot be used here, or the directory is not the one
+    in which a restore was interrupted. VALIDATION_ERROR: the mountpoint cannot be used, or `scan` with `at`. Else as
+    CreateWorkspace.
     """
     Unmount: _aio.UnaryUnaryMultiCallable[_workspace_pb2.UnmountRequest, _workspace_pb2.Workspace]  # type: ignore[assignment]
-    """Takes the mount away. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted. BUSY: a process uses it
-    (error metadata "busy_by" names who).
+    """Takes the mount away, or ends the scanning. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is neither mounted
+    nor scanned. BUSY: a process uses the mount (error metadata "busy_by" names who).
     """
     GetWorkspace: _aio.UnaryUnaryMultiCallable[_workspace_pb2.GetWorkspaceRequest, _workspace_pb2.Workspace]  # type: ignore[assignment]
     """NOT_FOUND: no such workspace. VALIDATION_ERROR: a relative path."""
@@ -100,7 +104,9 @@ class WorkspaceServiceAsyncStub(WorkspaceServiceStub):
     is mounted, or a thread names it.
     """
     ListHandles: _aio.UnaryUnaryMultiCallable[_workspace_pb2.ListHandlesRequest, _workspace_pb2.ListHandlesResponse]  # type: ignore[assignment]
-    """The open files of a mounted workspace. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted."""
+    """The open files of a mounted workspace; of a scanned one those that /proc tells of. NOT_FOUND: no such workspace.
+    VALIDATION_ERROR: it is neither mounted nor scanned.
+    """
 
 class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Directories whose history is kept.
@@ -128,10 +134,11 @@ class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workspace_pb2.MountRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workspace_pb2.Workspace, _abc.Awaitable[_workspace_pb2.Workspace]]:
-        """Mounts a workspace, by id or by root (which registers it first when it is new). Clears a dead mount that it finds,
-        and finishes an interrupted restore first. NOT_FOUND: no such id. ALREADY_EXISTS: it is mounted. UNAVAILABLE: FUSE
-        cannot be used here, or the directory is not the one in which a restore was interrupted. VALIDATION_ERROR: the
-        mountpoint cannot be used. Else as CreateWorkspace.
+        """Mounts a workspace, by id or by root (which registers it first when it is new), or with `scan` begins to keep it
+        without a mount. Clears a dead mount that it finds, and finishes an interrupted restore first. NOT_FOUND: no such
+        id. ALREADY_EXISTS: it is mounted or scanned. UNAVAILABLE: FUSE cannot be used here, or the directory is not the one
+        in which a restore was interrupted. VALIDATION_ERROR: the mountpoint cannot be used, or `scan` with `at`. Else as
+        CreateWorkspace.
         """
 
     @_abc_1.abstractmethod
@@ -140,8 +147,8 @@ class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workspace_pb2.UnmountRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workspace_pb2.Workspace, _abc.Awaitable[_workspace_pb2.Workspace]]:
-        """Takes the mount away. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted. BUSY: a process uses it
-        (error metadata "busy_by" names who).
+        """Takes the mount away, or ends the scanning. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is neither mounted
+        nor scanned. BUSY: a process uses the mount (error metadata "busy_by" names who).
         """
 
     @_abc_1.abstractmethod
@@ -176,6 +183,8 @@ class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workspace_pb2.ListHandlesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workspace_pb2.ListHandlesResponse, _abc.Awaitable[_workspace_pb2.ListHandlesResponse]]:
-        """The open files of a mounted workspace. NOT_FOUND: no such workspace. VALIDATION_ERROR: it is not mounted."""
+        """The open files of a mounted workspace; of a scanned one those that /proc tells of. NOT_FOUND: no such workspace.
+        VALIDATION_ERROR: it is neither mounted nor scanned.
+        """
 
 def add_WorkspaceServiceServicer_to_server(servicer: WorkspaceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -133,12 +133,14 @@ class WorkspaceRow(msgspec.Struct, array_like=True, frozen=True):
     last_snapshot_id: str = ""
     #: Why nothing may be changed; empty: all is well.
     read_only: str = ""
-    #: It should be mounted: set by Mount, cleared by Unmount.
+    #: It should be mounted, or scanned: set by Mount, cleared by Unmount.
     mount_wanted: bool = False
     last_recovery: RecoveryRow | None = None
     undo: UndoRow | None = None
     #: The number that the next generation of changes gets; it only counts up, whichever worker gathers them.
     next_generation: int = 1
+    #: Kept by scans, now or last, and not through a mount.
+    scanned: bool = False
 
 
 class Skipped(msgspec.Struct, array_like=True, frozen=True):

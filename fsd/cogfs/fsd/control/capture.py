@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 
 from cogfs.store.schema import Hash, OpaqueReason
 from cogfs.store.store import Store
 
 #: How often a file that changes while it is read is read again.
 ATTEMPTS = 5
+#: Two changes within this time may leave the same times: the kernel's clock for files goes by its ticks.
+_TICK_NS = 10_000_000
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE})
@@ -55,8 +58,11 @@ def same_content(before: os.stat_result, after: os.stat_result) -> bool:
     )
 
 
-def capture_file(store: Store, name: bytes, dir_fd: int) -> Captured | OpaqueReason:
-    """The content of a regular file, a whole version of it, or why there is none. Vanished when it went away."""
+def capture_file(store: Store, name: bytes, dir_fd: int, *, moving: bool = False) -> Captured | OpaqueReason:
+    """The content of a regular file, a whole version of it, or why there is none. Vanished when it went away.
+
+    ``moving``: it may be written at this very moment, so that a change right before it is read is waited out.
+    """
     for _ in range(ATTEMPTS):
         try:
             fd = open_for_reading(name, dir_fd)
@@ -72,6 +78,8 @@ def capture_file(store: Store, name: bytes, dir_fd: int) -> Captured | OpaqueRea
             before = os.fstat(fd)
             if not stat.S_ISREG(before.st_mode):
                 raise Vanished
+            if moving and _wait_out(before) and not same_content(before, os.fstat(fd)):
+                continue
             try:
                 hash_, length = store.put_file(fd, before.st_size)
             except OSError as error:
@@ -84,6 +92,16 @@ def capture_file(store: Store, name: bytes, dir_fd: int) -> Captured | OpaqueRea
         if length == after.st_size and same_content(before, after):
             return Captured(hash_, after)
     return OpaqueReason.CHANGING
+
+
+def _wait_out(status: os.stat_result) -> bool:
+    """Wait until a change from now on would be seen in the times. Whether that took any time."""
+    rest = status.st_ctime_ns + _TICK_NS - time.time_ns()
+    # A clock that was set back is not waited for.
+    if not 0 < rest <= _TICK_NS:
+        return False
+    time.sleep(rest / 1e9)
+    return True
 
 
 def read_xattrs(name: bytes, dir_fd: int) -> Xattrs:

@@ -21,6 +21,7 @@ from cogfs.fsd.control.link import WorkerGone
 from cogfs.fsd.control.occupancy import Touched
 from cogfs.fsd.control.planner import Plan, Planner, find, patched, same_content
 from cogfs.fsd.control.ports import Link
+from cogfs.fsd.control.recheck import Moved, Recheck
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.syscalls import syncfs
 from cogfs.fsd.control.workspace import Workspace
@@ -35,6 +36,10 @@ _log = structlog.get_logger(__name__)
 
 Phase = snapshot_pb2.RestoreProgress.Phase
 Progress = Callable[[snapshot_pb2.RestoreProgress.Phase.ValueType, int, int], None]
+
+
+#: How often a restore on its way back, or one that is being finished, looks anew when another program came between.
+_LOOKS = 3
 
 
 def silent(phase: snapshot_pb2.RestoreProgress.Phase.ValueType, done: int, total: int) -> None:
@@ -71,10 +76,12 @@ class Completion:
         target: SnapshotRow,
         safety: SnapshotRow,
         progress: Progress,
+        passed: frozenset[int] = frozenset(),
     ) -> None:
-        """From the journal to its end: forward, or back when that fails."""
+        """From the journal to its end: forward, or back when that fails. ``passed``: files whose writers are gone past
+        where there is no mount."""
         try:
-            self._execute(link, journal, plan, lambda done, total: progress(Phase.APPLYING, done, total))
+            self._execute(link, journal, plan, lambda done, total: progress(Phase.APPLYING, done, total), passed)
             self._finish(link, journal, None)
         except Exception as error:
             if self._worker_died(link, error):
@@ -93,10 +100,22 @@ class Completion:
     def _worker_died(link: Link, error: Exception) -> bool:
         return not link.alive or isinstance(error, WorkerGone)
 
-    def _execute(self, link: Link | None, journal: JournalRow, plan: Plan, advance: Callable[[int, int], None]) -> None:
+    def _execute(
+        self,
+        link: Link | None,
+        journal: JournalRow,
+        plan: Plan,
+        advance: Callable[[int, int], None],
+        passed: frozenset[int] = frozenset(),
+    ) -> None:
+        recheck = None
+        if link is not None and not link.watched:
+            # No guard keeps others out: each step looks for itself.
+            reason = Reason.BUSY if journal.thread is None else Reason.WORKSPACE_BUSY
+            recheck = Recheck(self._store, self._workspace.id, reason, passed)
         root = self._open_root(link)
         try:
-            executor = Executor(self._store, root, journal.restore_id, plan, advance)
+            executor = Executor(self._store, root, journal.restore_id, plan, advance, recheck)
             try:
                 executor.run()
             except OSError as error:
@@ -112,6 +131,8 @@ class Completion:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         if link is None:
             return os.open(self._workspace.row().root, flags)
+        if not link.watched:
+            return os.open(b".", flags, dir_fd=link.root_fd)
         fd = os.open(link.mountpoint, flags)
         if os.fstat(fd).st_dev != link.welcome.device:
             os.close(fd)
@@ -153,7 +174,7 @@ class Completion:
     def _take_back(self, link: Link, journal: JournalRow, target: SnapshotRow, safety: SnapshotRow, why: str) -> None:
         """A restore failed on its way: bring the files back to the safety snapshot, or stop everything."""
         try:
-            self._go(link, journal, target, safety, back=True, why="")
+            self._go_on(link, journal, target, safety, back=True, why="")
             self._workspace.unguard(link)
         except Exception as error:
             if self._worker_died(link, error):
@@ -184,13 +205,13 @@ class Completion:
             self._check_root(link)
             _log.info("an interrupted restore is being finished", workspace=self._workspace.id, target=target.id)
             try:
-                self._go(link, journal, target, safety, back=False, why="")
+                self._go_on(link, journal, target, safety, back=False, why="")
             except Exception as error:
                 if link is not None and self._worker_died(link, error):
                     raise
                 why = str(as_cogfs_error(error, "finish the restore"))
                 try:
-                    self._go(link, journal, target, safety, back=True, why=why)
+                    self._go_on(link, journal, target, safety, back=True, why=why)
                 except Exception as second:
                     if link is not None and self._worker_died(link, second):
                         raise
@@ -220,6 +241,17 @@ class Completion:
                 "put that one back and mount it, so that the restore is finished",
             )
 
+    def _go_on(
+        self, link: Link | None, journal: JournalRow, target: SnapshotRow, safety: SnapshotRow, *, back: bool, why: str
+    ) -> None:
+        """``_go``, again when another program changed something meanwhile."""
+        for _ in range(_LOOKS - 1):
+            try:
+                return self._go(link, journal, target, safety, back=back, why=why)
+            except Moved as error:
+                _log.warning("looking at the files anew", workspace=self._workspace.id, reason=str(error))
+        return self._go(link, journal, target, safety, back=back, why=why)
+
     def _go(
         self, link: Link | None, journal: JournalRow, target: SnapshotRow, safety: SnapshotRow, *, back: bool, why: str
     ) -> None:
@@ -248,6 +280,9 @@ class Completion:
         plan = Planner(self._store, Rules(target.exclude, -1), journal.paths).plan(actual, wanted)
         within = self._strange_directories(actual, target.root, safety.root, allowed)
         self._confine(plan, allowed | self._directories_above(actual, wanted, allowed), within)
+        if back and not why and link is not None and not link.watched:
+            # What others changed while nothing kept them from it is theirs: a restore that could not be made leaves it.
+            self._leave(plan, self._unknown(actual, target, safety, allowed, unkept=True))
         if not back:
             self.verify(plan, silent)
         self._execute(link, journal, plan, lambda done, total: None)
@@ -334,30 +369,49 @@ class Completion:
             group: members for group, members in plan.groups.items() if any(path in allowed for path in members)
         }
 
+    @staticmethod
+    def _leave(plan: Plan, paths: list[bytes]) -> None:
+        """Keep a plan from all that is at or below ``paths``."""
+        left = set(paths)
+        below = tuple(path + b"/" for path in paths)
+        plan.steps = [one for one in plan.steps if one.path not in left and not one.path.startswith(below)]
+        plan.groups = {
+            group: tuple(path for path in members if path not in left and not path.startswith(below))
+            for group, members in plan.groups.items()
+        }
+
+    def _unknown(
+        self, actual: TreeEntry, target: SnapshotRow, safety: SnapshotRow, allowed: set[bytes], *, unkept: bool = False
+    ) -> list[bytes]:
+        """The paths at which is what neither snapshot holds; with ``unkept`` also what cannot be recorded."""
+        assert target.root is not None and safety.root is not None
+        found = []
+        for path in sorted(allowed):
+            entry = find(self._store, actual, path)
+            if entry is None or (entry.kind is Kind.OPAQUE and not unkept):
+                continue
+            known = (find(self._store, safety.root, path), find(self._store, target.root, path))
+            if not any(one is not None and one.kind is entry.kind and same_content(one, entry) for one in known):
+                found.append(path)
+        return found
+
     def _keep_unknown(
         self, journal: JournalRow, actual: TreeEntry, target: SnapshotRow, safety: SnapshotRow, allowed: set[bytes]
     ) -> None:
         """What neither snapshot holds (somebody made it after the crash) goes into a snapshot of its own."""
-        assert target.root is not None and safety.root is not None
-        for path in sorted(allowed):
-            entry = find(self._store, actual, path)
-            if entry is None or entry.kind is Kind.OPAQUE:
-                continue
-            known = (find(self._store, safety.root, path), find(self._store, target.root, path))
-            if any(one is not None and one.kind is entry.kind and same_content(one, entry) for one in known):
-                continue
-            snapshot = msgspec.structs.replace(
-                safety,
-                id=new_id("snap"),
-                root=actual,
-                label=f"found when the restore of {target.id} was finished",
-                created_ns=time.time_ns(),
-                parent_id=self._workspace.row().last_snapshot_id,
-            )
-            with self._store.write() as writer:
-                self._workspace.put_snapshot(writer, snapshot)
-            _log.warning("unknown changes were kept", workspace=self._workspace.id, snapshot=snapshot.id)
+        if not self._unknown(actual, target, safety, allowed):
             return
+        snapshot = msgspec.structs.replace(
+            safety,
+            id=new_id("snap"),
+            root=actual,
+            label=f"found when the restore of {target.id} was finished",
+            created_ns=time.time_ns(),
+            parent_id=self._workspace.row().last_snapshot_id,
+        )
+        with self._store.write() as writer:
+            self._workspace.put_snapshot(writer, snapshot)
+        _log.warning("unknown changes were kept", workspace=self._workspace.id, snapshot=snapshot.id)
 
     def _give_up(self, journal: JournalRow, why: str) -> None:
         """Neither snapshot can be reached. The journal stays, so that the next mount tries again."""

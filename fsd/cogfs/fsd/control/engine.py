@@ -50,7 +50,8 @@ class Engine:
             Completion(workspace).recover(link)
             row = workspace.row()
             rules = Rules(row.options.exclude, row.options.max_file_bytes)
-            self._ahead.serve(workspace_id, workspace.ahead, link, rules)
+            if link.watched:
+                self._ahead.serve(workspace_id, workspace.ahead, link, rules)
             reason = row.read_only
             if reason != link.welcome.read_only:
                 workspace.set_read_only(reason)

@@ -22,6 +22,9 @@ from cogfs.store.store import Store
 from cogfs.v1.reasons import Reason
 
 Progress = Callable[[int, int], None]
+#: Asked before what is at a path (the plan's entry of it, or None; a descriptor of its directory; its name) is replaced
+#: or removed; raises to keep it.
+Recheck = Callable[[bytes, TreeEntry | None, int, bytes], None]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
@@ -71,7 +74,13 @@ class Executor:
     """Carries out one plan once. Not for several threads."""
 
     def __init__(
-        self, store: Store, root_fd: int, restore_id: str, plan: Plan, progress: Progress | None = None
+        self,
+        store: Store,
+        root_fd: int,
+        restore_id: str,
+        plan: Plan,
+        progress: Progress | None = None,
+        recheck: Recheck | None = None,
     ) -> None:
         """``restore_id``: its 26 digits are in the names of this restore's temporary files."""
         self._store = store
@@ -80,6 +89,7 @@ class Executor:
         self._prefix = _prefix(restore_id)
         self._serial = 0
         self._progress = progress
+        self._recheck = recheck
         self._done = 0
         self._privileged = os.geteuid() == 0
         self._opened: dict[bytes, int] = {}
@@ -149,6 +159,8 @@ class Executor:
             if stat.S_ISDIR(status.st_mode):
                 self._in_writable(parent, lambda where: os.rmdir(name, dir_fd=where))
             else:
+                if self._recheck is not None:
+                    self._recheck(step.path, step.before, fd, name)
                 self._in_writable(parent, lambda where: os.unlink(name, dir_fd=where))
         except OSError as error:
             if error.errno in _GONE:
@@ -182,9 +194,9 @@ class Executor:
                     return
             finally:
                 os.close(fd)
-        self._in_writable(parent, lambda where: self._replace(where, name, after))
+        self._in_writable(parent, lambda where: self._replace(where, name, after, step))
 
-    def _replace(self, fd: int, name: bytes, after: TreeEntry) -> None:
+    def _replace(self, fd: int, name: bytes, after: TreeEntry, step: Step) -> None:
         """Make the new file beside the old one and rename it into place."""
         temporary = self._temporary()
         try:
@@ -195,6 +207,7 @@ class Executor:
             else:
                 self._write(fd, temporary, after)
             passing("restore.rename")
+            self._look_again(step, fd, name)
             os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
         except BaseException:
             try:
@@ -202,6 +215,12 @@ class Executor:
             except OSError:
                 pass
             raise
+
+    def _look_again(self, step: Step, fd: int, name: bytes) -> None:
+        """Before something takes the place of what the plan found; what had to go first is gone by now."""
+        if self._recheck is not None:
+            gone = step.before is None or self._goes_first(step)
+            self._recheck(step.path, None if gone else step.before, fd, name)
 
     def _write(self, dir_fd: int, name: bytes, after: TreeEntry) -> None:
         ours = not self._privileged or (after.uid, after.gid) in ((-1, -1), (os.geteuid(), os.getegid()))
@@ -265,7 +284,7 @@ class Executor:
         if anchor is None:
             anchor = wanted[0]
             parent, name = split(anchor)
-            self._in_writable(parent, lambda where: self._replace(where, name, after))
+            self._in_writable(parent, lambda where: self._replace(where, name, after, steps[wanted[0]]))
         elif anchor in steps:
             parent, name = split(anchor)
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._existing(parent))
@@ -280,10 +299,10 @@ class Executor:
             self.at = path
             there = self._lstat(path)
             if there is None or there.st_ino != status.st_ino:
-                self._link(anchor, path)
+                self._link(anchor, path, steps[path])
             self._advance()
 
-    def _link(self, anchor: bytes, path: bytes) -> None:
+    def _link(self, anchor: bytes, path: bytes, step: Step) -> None:
         source_parent, source = split(anchor)
         parent, name = split(path)
         temporary = self._temporary()
@@ -294,6 +313,7 @@ class Executor:
                 os.link(source, temporary, src_dir_fd=source_fd, dst_dir_fd=where, follow_symlinks=False)
                 passing("restore.link")
                 try:
+                    self._look_again(step, where, name)
                     os.rename(temporary, name, src_dir_fd=where, dst_dir_fd=where)
                 except BaseException:
                     os.unlink(temporary, dir_fd=where)

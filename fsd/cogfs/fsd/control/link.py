@@ -94,6 +94,8 @@ class _Poker:
 class WorkerLink:
     """One connection. ``root_fd`` and everything else is valid until ``close``."""
 
+    watched = True
+
     def __init__(self, connection: socket.socket, welcome: Welcome, root_fd: int) -> None:
         self.welcome = welcome
         self.root_fd = root_fd

@@ -13,7 +13,8 @@ from cogfs.fsd.control.errors import BusyBy
 
 
 class Link(Protocol):
-    """A connection to a worker. See ``cogfs.fsd.control.link``."""
+    """A connection to a worker (``cogfs.fsd.control.link``), or what stands for one where there is no mount
+    (``cogfs.fsd.control.scanned``)."""
 
     @property
     def welcome(self) -> Welcome: ...
@@ -24,6 +25,11 @@ class Link(Protocol):
 
     @property
     def mountpoint(self) -> bytes: ...
+
+    @property
+    def watched(self) -> bool:
+        """There is a mount: changes are seen, and can be parked and refused. Otherwise only a scan tells what changed,
+        and nobody can be kept from changing more."""
 
     @property
     def alive(self) -> bool: ...

@@ -22,7 +22,14 @@ import msgspec
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
 from cogfs.fsd.control.asof import AsOf
 from cogfs.fsd.control.beneath import join, split
-from cogfs.fsd.control.capture import Vanished, Xattrs, capture_file, is_recorded_xattr, read_xattrs
+from cogfs.fsd.control.capture import (
+    ATTEMPTS,
+    Vanished,
+    Xattrs,
+    capture_file,
+    is_recorded_xattr,
+    read_xattrs,
+)
 from cogfs.fsd.control.recordbook import RecordBook, is_reported
 from cogfs.fsd.control.rules import Rules, is_temporary
 from cogfs.fsd.control.worklist import Work, Worklist
@@ -61,9 +68,11 @@ class _Frame:
         "fd",
         "inode",
         "looked",
+        "looks",
         "name",
         "old",
         "old_recorded_ns",
+        "others",
         "parent",
         "path",
         "pending",
@@ -88,6 +97,9 @@ class _Frame:
         self.batches: list[Future[list[tuple[bytes, StatRow | None]]]] = []
         self.subdirectories: list[tuple[bytes, Status]] = []
         self.started_ns = time.time_ns()
+        #: Names that have become something else since they were looked at, and how often such were looked at again.
+        self.others: list[bytes] = []
+        self.looks = 0
         #: Its own, when it is recorded on the way down.
         self.status: Status | None = None
 
@@ -164,12 +176,16 @@ class Recorder:
         asof: AsOf | None = None,
         believed_ns: int | None = None,
         ahead: Callable[[Status], Hash | None] = lambda _: None,
+        unsure: frozenset[int] | None = None,
     ) -> None:
-        """Without ``asof``: the files as they are, which nobody may change meanwhile.
+        """Without ``asof``: the files as they are, which nobody may change meanwhile, unless there is ``unsure``: files
+        that are read whatever their stat says, while others go on changing all of them.
 
         ``believed_ns``: what was recorded later is not believed by its stat; None: all is. ``ahead``: the content of a
         file that has a stat, where it was captured already.
         """
+        self._unsure = unsure or frozenset()
+        self._moving = unsure is not None
         self._store = store
         self._book = book
         self._root_fd = root_fd
@@ -228,7 +244,7 @@ class Recorder:
         frame = _Frame(parent, b"", above, os.fstat(above).st_ino, 0, None)
         try:
             self._look(frame, {name: 0})
-            self._descend(frame)
+            self._complete(frame)
             self._close(frame)
         finally:
             frame.close()
@@ -297,7 +313,7 @@ class Recorder:
                 if other not in names:
                     frame.rows[other] = row
             self._look(frame, names)
-            self._descend(frame)
+            self._complete(frame)
             for child, child_name in work.children.items():
                 row_above = frame.rows.get(child_name)
                 if row_above is not None and row_above.inode == child and child_name not in names:
@@ -318,14 +334,21 @@ class Recorder:
             row, entry=msgspec.structs.replace(row.entry, hash=below.tree_hash), sums=below.sums
         )
 
+    def _complete(self, frame: _Frame) -> None:
+        """Find out all of what was looked at in a directory."""
+        self._descend(frame)
+        while self._collect(frame):
+            self._descend(frame)
+
     def _descend(self, frame: _Frame) -> None:
         """Record the subdirectories that were found in a directory and are not recorded."""
-        for child, status in frame.subdirectories:
+        while frame.subdirectories:
+            child, status = frame.subdirectories.pop()
             child_fd = self._open_child(frame, child, status)
             if child_fd is not None:
                 xattrs = _xattrs_of(child_fd)
                 self._scan(join(frame.path, child), child, child_fd, status.inode, frame.inode)
-                self._adopt(frame, child, status, xattrs)
+                self._adopt_scanned(frame, child, status, xattrs)
 
     def _scan(self, path: bytes, name: bytes, fd: int, inode: int, parent: int) -> None:
         """Record a directory and everything below it by stat. Takes ``fd``."""
@@ -344,6 +367,8 @@ class Recorder:
                         below.status = status
                         stack.append(below)
                     continue
+                if self._collect(frame):
+                    continue
                 self._close(frame)
                 xattrs = _xattrs_of(frame.fd)
                 frame.close()
@@ -351,7 +376,7 @@ class Recorder:
                 if not stack:
                     return
                 assert frame.status is not None
-                self._adopt(stack[-1], frame.name, frame.status, xattrs)
+                self._adopt_scanned(stack[-1], frame.name, frame.status, xattrs)
         finally:
             self._tracked = tracked
             for frame in stack:
@@ -360,7 +385,7 @@ class Recorder:
     def _open_frame(self, path: bytes, name: bytes, fd: int, inode: int, parent: int) -> _Frame:
         frame = _Frame(path, name, fd, inode, parent, self._book.directory(inode))
         try:
-            names = dict.fromkeys(map(os.fsencode, os.listdir(fd)), 0) if fd >= 0 else {}
+            names = _names(fd) if fd >= 0 else {}
             if not self._asof.present:
                 changed = fd >= 0 and os.fstat(fd).st_mtime_ns > self._asof.frozen_ns
                 self._asof.refresh()
@@ -392,8 +417,23 @@ class Recorder:
         if fd >= 0:
             os.close(fd)
         if self._asof.present:
+            frame.others.append(name)
             return None
         return self._asof.open(status.inode, join(frame.path, name))
+
+    def _adopt_scanned(self, frame: _Frame, name: bytes, status: Status, xattrs: Xattrs) -> None:
+        """``_adopt`` a subdirectory that was just scanned, unless it has gone meanwhile or something else has come in
+        its place. As of a boundary it was there all the same."""
+        if self._asof.present:
+            try:
+                found = os.stat(name, dir_fd=frame.fd, follow_symlinks=False)
+            except FileNotFoundError:
+                return
+            if found.st_ino != status.inode:
+                frame.others.append(name)
+                return
+            status = Status.of(found)
+        self._adopt(frame, name, status, xattrs)
 
     def _adopt(self, frame: _Frame, name: bytes, status: Status, xattrs: Xattrs) -> None:
         """Put a recorded subdirectory into the directory that holds it."""
@@ -412,12 +452,7 @@ class Recorder:
 
     def _close(self, frame: _Frame) -> DirectoryRow:
         """All of a directory is known: build its tree and remember its rows."""
-        self._submit(frame)
-        for batch in frame.batches:
-            for name, row in batch.result():
-                if row is not None:
-                    frame.rows[name] = row
-                    self._hashed += row.entry.kind is Kind.FILE
+        self._collect(frame)
         if not self._asof.present:
             self._take_back(frame)
         rows = tuple(frame.rows[name] for name in sorted(frame.rows))
@@ -430,6 +465,35 @@ class Recorder:
         recorded = DirectoryRow(tree_hash, rows, frame.started_ns, frame.parent, frame.name, _sum(rows))
         self._book.put_directory(frame.inode, recorded)
         return recorded
+
+    def _collect(self, frame: _Frame) -> bool:
+        """Take in what was read. Whether names had become something else by then, and were looked at again."""
+        self._submit(frame)
+        for batch in frame.batches:
+            for name, row in batch.result():
+                if row is not None:
+                    frame.rows[name] = row
+                    self._hashed += row.entry.kind is Kind.FILE
+                else:
+                    frame.others.append(name)
+        frame.batches = []
+        names, frame.others = frame.others, []
+        # As of a boundary, the log has what they were.
+        return bool(names) and self._asof.present and self._look_again(frame, names)
+
+    def _look_again(self, frame: _Frame, names: Sequence[bytes]) -> bool:
+        """Whether it was done; what becomes something else again and again is left out as changing."""
+        frame.looks += 1
+        if frame.looks < ATTEMPTS:
+            self._look(frame, dict.fromkeys(names, 0))
+            return True
+        for name in names:
+            try:
+                status = Status.of(os.stat(name, dir_fd=frame.fd, follow_symlinks=False))
+            except FileNotFoundError:
+                continue
+            frame.rows[name] = _opaque(name, status, OpaqueReason.CHANGING)
+        return False
 
     def _follow_links(self, frame: _Frame, rows: Sequence[StatRow]) -> None:
         now = set()
@@ -475,12 +539,7 @@ class Recorder:
         frame = _Frame(path, b"", fd, directory, 0, None)
         try:
             self._look(frame, {row.entry.name: row.inode})
-            self._submit(frame)
-            for batch in frame.batches:
-                for name, found in batch.result():
-                    if found is not None:
-                        frame.rows[name] = found
-                        self._hashed += 1
+            self._complete(frame)
             if not self._asof.present:
                 self._take_back(frame)
         finally:
@@ -608,6 +667,7 @@ class Recorder:
         try:
             target = os.readlink(name, dir_fd=frame.fd)
         except OSError:
+            frame.others.append(name)
             return
         uid, gid = self._owner(status)
         frame.rows[name] = _status(TreeEntry(name, Kind.SYMLINK, target=target, uid=uid, gid=gid), status)
@@ -638,6 +698,8 @@ class Recorder:
             return False
         if self._tracked:
             return status.inode not in self._worklist.touched
+        if status.inode in self._unsure:
+            return False
         if self._believed_ns is not None and frame.old_recorded_ns > self._believed_ns:
             return False
         return max(status.mtime_ns, status.ctime_ns) < frame.old_recorded_ns - RACY_NS
@@ -745,7 +807,7 @@ class Recorder:
         found: list[tuple[bytes, StatRow | None]] = []
         for name, status in names:
             try:
-                content = capture_file(self._store, name, fd)
+                content = capture_file(self._store, name, fd, moving=self._moving)
             except Vanished:
                 found.append((name, None))
                 continue
@@ -753,8 +815,18 @@ class Recorder:
                 found.append((name, _opaque(name, status, content)))
                 continue
             now = Status.of(content.stat)
-            found.append((name, self._file_row(name, content.hash, now, read_xattrs(name, fd), groups.get(name, 0))))
+            # Another file may have come in its place.
+            group = groups.get(name, 0) if now.inode == status.inode else 0
+            found.append((name, self._file_row(name, content.hash, now, read_xattrs(name, fd), group)))
         return found
+
+
+def _names(fd: int) -> dict[bytes, int]:
+    """What an open directory holds, for ``_look``."""
+    try:
+        return dict.fromkeys(map(os.fsencode, os.listdir(fd)), 0)
+    except FileNotFoundError:
+        return {}  # Removed since it was opened.
 
 
 def _is_read(row: StatRow) -> bool:

@@ -27,13 +27,14 @@ from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import same_stat
 from cogfs.fsd.control.report import restore_report
 from cogfs.fsd.control.rules import Rules
-from cogfs.fsd.control.users import names
+from cogfs.fsd.control.users import as_busy, names, open_handles
 from cogfs.fsd.control.workspace import Current, Workspace
 from cogfs.store.errors import StoreError
 from cogfs.store.ids import new_id
 from cogfs.store.schema import (
     JournalRow,
     Kind,
+    OpaqueReason,
     SnapshotOrigin,
     SnapshotRow,
     ThreadRow,
@@ -106,6 +107,7 @@ class Restoration:
             return restore_report(store, target.id, plan, who, dry_run=request.dry_run)
         completion = Completion(workspace)
         try:
+            passed = self._passed(link, request)
             report = restore_report(store, target.id, plan, who, dry_run=False)
             completion.verify(plan, progress)
             journal = self._journal(request, restore_id, target, safety, paths)
@@ -116,7 +118,7 @@ class Restoration:
             workspace.unguard(link)
             self._drop_snapshot(safety)
             raise
-        completion.carry_out(link, journal, plan, target, safety, progress)
+        completion.carry_out(link, journal, plan, target, safety, progress, passed)
         report.safety_snapshot_id = safety.id
         if blocking(who):
             report.forced.extend(report.busy_by)
@@ -131,13 +133,20 @@ class Restoration:
         workspace.commit(link, current)
         if not request.missing_ok:
             self._check_paths(current.root, target, paths)
-        base, plan = self._plan(link, current.root, target, paths)
+        base, plan = self._plan(link, current.root, target, paths, request.busy_reason)
         if self._bypassed(link.root_fd, plan):
             _log.warning("files changed without the mount; looking at all of them", workspace=workspace.id)
             current = workspace.record(link, frozen, scan=True)
             workspace.commit(link, current)
-            base, plan = self._plan(link, current.root, target, paths)
+            base, plan = self._plan(link, current.root, target, paths, request.busy_reason)
         return current, base, plan
+
+    @staticmethod
+    def _passed(link: Link, request: Request) -> frozenset[int]:
+        """Files whose writers a forced restore goes past, where no guard holds them up."""
+        if link.watched or not request.force:
+            return frozenset()
+        return frozenset(handle.inode for handle in open_handles(link) if handle.writable)
 
     @staticmethod
     def _refuse_busy(request: Request, who: list[BusyBy]) -> None:
@@ -167,9 +176,10 @@ class Restoration:
                 raise CogfsError(Reason.NOT_FOUND, f"neither the snapshot nor the workspace has {show(path)}")
 
     def _plan(
-        self, link: Link, current: TreeEntry, target: SnapshotRow, paths: tuple[bytes, ...]
+        self, link: Link, current: TreeEntry, target: SnapshotRow, paths: tuple[bytes, ...], busy_reason: Reason
     ) -> tuple[TreeEntry, Plan]:
-        """The plan, and the current tree with everything in it that the plan changes."""
+        """The plan, and the current tree with everything in it that the plan changes. ``busy_reason``: of the refusal
+        when that changes while it is read."""
         assert target.root is not None
         rules = Rules(target.exclude, target.max_file_bytes)
         planner = Planner(self._store, rules, paths)
@@ -185,6 +195,8 @@ class Restoration:
                     entry = self._workspace.capture(reach, one.path, rules)
                     if entry is None or entry.kind is Kind.OPAQUE:
                         why = entry.target.decode() if entry is not None else "gone"
+                        if why == OpaqueReason.CHANGING:
+                            raise _being_written(link, one.path, busy_reason)
                         raise CogfsError(
                             Reason.DENIED,
                             f"the restore would change {show(one.path)}, which no snapshot could keep ({why})",
@@ -287,6 +299,15 @@ class Restoration:
                 row = writer.workspace(self._workspace.id)
                 undo = _undo(request, target.id, target.id, paths)
                 writer.put_workspace(msgspec.structs.replace(row, undo=undo))
+
+
+def _being_written(link: Link, path: bytes, reason: Reason) -> CogfsError:
+    who = [as_busy(handle) for handle in open_handles(link) if handle.writable and handle.path == path]
+    return busy(
+        reason,
+        f"the restore would change {show(path)}, which is being written all the time, by {names(who)}: end that first",
+        who,
+    )
 
 
 def _undo(request: Request, target_id: str, safety_id: str, paths: tuple[bytes, ...]) -> UndoRow:

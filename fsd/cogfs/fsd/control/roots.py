@@ -41,6 +41,8 @@ _PSEUDO = frozenset(
     }
 )
 _PATH_MAX = 4095
+#: What ends a sentence that says why FUSE cannot be used.
+OFFER = "; without FUSE, cogfsctl mount --scan keeps the directory by looking at all files at each checkpoint"
 
 
 def absolute(path: bytes, what: str) -> bytes:
@@ -203,22 +205,24 @@ def check_fuse() -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise CogfsError(
             Reason.UNAVAILABLE,
-            "there is no /dev/fuse: load the kernel's fuse module (modprobe fuse), or give the container that device",
+            "there is no /dev/fuse: load the kernel's fuse module (modprobe fuse), or give the container that device"
+            + OFFER,
         ) from None
     except PermissionError:
         raise CogfsError(
             Reason.UNAVAILABLE,
             f"user {os.geteuid()} may not open /dev/fuse: give that user read and write permission on it, "
-            "or allow the container that device",
+            "or allow the container that device" + OFFER,
         ) from None
     except OSError as error:
         raise CogfsError(
             Reason.UNAVAILABLE,
-            f"/dev/fuse cannot be opened ({error.strerror}): load the kernel's fuse module (modprobe fuse)",
+            f"/dev/fuse cannot be opened ({error.strerror}): load the kernel's fuse module (modprobe fuse)" + OFFER,
         ) from error
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
         raise CogfsError(
-            Reason.UNAVAILABLE, "the program fusermount3 is missing: install the package fuse3 (apt install fuse3)"
+            Reason.UNAVAILABLE,
+            "the program fusermount3 is missing: install the package fuse3 (apt install fuse3)" + OFFER,
         )
 
 

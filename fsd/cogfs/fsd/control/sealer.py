@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -125,7 +126,11 @@ class Sealer:
     # --- who serves the files -----------------------------------------------------------------------------------------
 
     def attach(self, link: Link) -> None:
-        """A worker serves the workspace; it is told which boundaries there are."""
+        """A worker serves the workspace; it is told which boundaries there are. Where there is no mount, those that an
+        earlier one left are captured as if nobody served it."""
+        if not link.watched:
+            self._serve_bare(lambda: os.dup(link.root_fd))
+            return
         link.on_event(lambda event: self._take_event(link, event))
         with self.order:
             with self._store.read() as reader:
@@ -142,11 +147,14 @@ class Sealer:
 
     def serve_bare(self, root: bytes) -> None:
         """Nobody serves the workspace, and nothing is mounted on ``root``. OSError."""
+        self._serve_bare(lambda: os.open(root, _OPEN))
+
+    def _serve_bare(self, open_root: Callable[[], int]) -> None:
         with self._store.read() as reader:
             if not reader.generations(self._workspace_id):
                 return
         with self._changed:
-            self._hold(os.open(root, _OPEN))
+            self._hold(open_root())
         self.wake()
 
     def detach(self) -> None:

@@ -25,7 +25,8 @@ from cogfs.fsd.control.errors import BusyBy, CogfsError, from_os_error, invalid,
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.link import OtherVersion, WorkerGone, WorkerLink
 from cogfs.fsd.control.places import Places
-from cogfs.fsd.control.ports import Workspaces
+from cogfs.fsd.control.ports import Link, Workspaces
+from cogfs.fsd.control.scanned import Scans, why_gone
 from cogfs.fsd.control.worker import WorkerProcess
 from cogfs.store.schema import WorkspaceRow
 from cogfs.store.store import Store
@@ -72,6 +73,8 @@ class ServingState:
     dead: str = ""
     #: The daemon has just started and has not looked at it yet.
     starting: bool = False
+    #: It has no worker as it is scanned.
+    scanned: bool = False
 
 
 class Supervisor:
@@ -79,6 +82,7 @@ class Supervisor:
         self._places = places
         self._store = store
         self._engine = engine
+        self._scans = Scans(engine)
         self._mutex = threading.Lock()
         self._served: dict[str, _Served] = {}
         self._dead: dict[str, str] = {}
@@ -89,6 +93,11 @@ class Supervisor:
     # What is asked.
 
     def state(self, workspace_id: str) -> ServingState:
+        scan = self._scans.link(workspace_id)
+        if scan is not None:
+            return ServingState(
+                mountpoint=scan.mountpoint, dead="" if scan.alive else why_gone(scan.mountpoint), scanned=True
+            )
         with self._mutex:
             served = self._served.get(workspace_id)
             if served is not None and served.link.alive:
@@ -99,8 +108,12 @@ class Supervisor:
                 return ServingState(dead=f"the mount worker {served.process.pid} is gone")
             return ServingState(dead=self._dead.get(workspace_id, ""))
 
-    def link(self, workspace_id: str) -> WorkerLink | None:
-        """The link to the worker that serves the workspace."""
+    def link(self, workspace_id: str) -> Link | None:
+        """The link to the worker that serves the workspace, or what stands for one."""
+        scan = self._scans.link(workspace_id)
+        return scan if scan is not None and scan.alive else self._worker_link(workspace_id)
+
+    def _worker_link(self, workspace_id: str) -> WorkerLink | None:
         with self._mutex:
             served = self._served.get(workspace_id)
         return served.link if served is not None and served.link.alive else None
@@ -202,8 +215,9 @@ class Supervisor:
 
     # Mount.
 
-    def mount(self, workspace_id: str, mountpoint: bytes) -> None:
-        """Have the workspace served at ``mountpoint``. ALREADY_EXISTS when it is, UNAVAILABLE when it cannot be."""
+    def mount(self, workspace_id: str, mountpoint: bytes, *, scanned: bool = False) -> None:
+        """Have the workspace served at ``mountpoint``, or scanned, ``mountpoint`` being its root. ALREADY_EXISTS when
+        it is either, UNAVAILABLE when it cannot be."""
         self._refuse_when_stopping()
         with self._engine.lock(workspace_id):
             self._refuse_when_stopping()
@@ -224,25 +238,48 @@ class Supervisor:
                     f"{show(served.link.welcome.root)} is mounted already, at {show(served.link.mountpoint)}",
                     workspace_id=workspace_id,
                 )
-            before = self._want(workspace_id, True, mountpoint)
+            if self._is_scanned(workspace_id, again=scanned):
+                return
+            before = self._want(workspace_id, True, mountpoint, scanned=scanned)
             try:
                 self._drop(workspace_id)
                 self._clear(workspace_id)
                 self._bring_up(workspace_id)
             except BaseException:
-                self._want(workspace_id, before.mount_wanted, before.mountpoint)
+                self._want(workspace_id, before.mount_wanted, before.mountpoint, scanned=before.scanned)
+                if before.mount_wanted and before.scanned:
+                    self._set_dead(workspace_id, why_gone(before.root))
                 raise
             with self._mutex:
                 self._deaths.pop(workspace_id, None)
 
+    def _is_scanned(self, workspace_id: str, *, again: bool) -> bool:
+        """False unless it is scanned and well. Then ALREADY_EXISTS, or True when there was a restore to be finished."""
+        scan = self._scans.link(workspace_id)
+        if scan is None or not scan.alive:
+            return False
+        state = self._engine.state(workspace_id)
+        if again and (state.recovering or state.read_only):
+            self._engine.attach(workspace_id, scan)
+            return True
+        hint = "" if again else ": unmount it first, to mount it instead"
+        raise CogfsError(
+            Reason.ALREADY_EXISTS, f"{show(scan.mountpoint)} is scanned already{hint}", workspace_id=workspace_id
+        )
+
     def _bring_up(self, workspace_id: str, *, revived: bool = False) -> None:
-        """A new worker for a workspace that has none and no mount."""
+        """A new worker for a workspace that has none and no mount; none when it is to be scanned."""
         with self._store.read() as reader:
             row = reader.workspace(workspace_id)
             boundaries = reader.generations(workspace_id)
         mountpoint = row.mountpoint or row.root
         roots.check_no_cogfs(row.root, mounts.table())
         roots.check_directory(row.root)
+        if row.scanned:
+            self._scans.begin(workspace_id, row.root)
+            self._set_dead(workspace_id, "")
+            _log.info("scanned from now on", workspace=workspace_id, root=show(row.root))
+            return
         roots.check_fuse()
         self._engine.recover(workspace_id)
         made = mountpoint != row.root and _make_mountpoint(mountpoint)
@@ -287,7 +324,8 @@ class Supervisor:
         link.on_end(lambda: self._worker_ended(workspace_id, served))
 
     def _drop(self, workspace_id: str) -> None:
-        """The engine and the tables forget the workspace's worker, which may well go on."""
+        """The engine and the tables forget the workspace's worker, which may well go on, or that it is scanned."""
+        self._scans.end(workspace_id)
         with self._mutex:
             served = self._served.pop(workspace_id, None)
         self._engine.detach(workspace_id)
@@ -389,13 +427,16 @@ class Supervisor:
                 row = reader.workspace(workspace_id)
             if not row.mount_wanted and not mounts.of_workspace(workspace_id):
                 raise invalid(f"{show(row.root)} is not mounted")
-            self._take_away(row, lazily=force, patience=_BUSY_PATIENCE)
+            if row.scanned:
+                self._drop(workspace_id)
+            else:
+                self._take_away(row, lazily=force, patience=_BUSY_PATIENCE)
             self._want(workspace_id, False, row.mountpoint)
             self._set_dead(workspace_id, "")
 
     def _take_away(self, row: WorkspaceRow, *, lazily: bool, patience: float) -> None:
         """Unmount, the plain way first; BUSY when it is used, unless ``lazily``."""
-        link: WorkerLink | None = self.link(row.id)
+        link = self._worker_link(row.id)
         if link is not None and _probe(link) is not None:
             # Dead, or so stuck that nothing is to be had from it: nobody may wait for it.
             link = None
@@ -442,7 +483,7 @@ class Supervisor:
                 _log.error("workspace left as it is: something still works in it", workspace=row.id)
                 return
             try:
-                if leave_mounts:
+                if leave_mounts or row.scanned:
                     self._drop(row.id)
                 elif mounts.of_workspace(row.id):
                     self._take_away(row, lazily=True, patience=_BUSY_PATIENCE)
@@ -465,11 +506,12 @@ class Supervisor:
             else:
                 self._dead.pop(workspace_id, None)
 
-    def _want(self, workspace_id: str, wanted: bool, mountpoint: bytes) -> WorkspaceRow:
-        """Note durably whether the workspace should be mounted. The row as it was."""
+    def _want(self, workspace_id: str, wanted: bool, mountpoint: bytes, *, scanned: bool | None = None) -> WorkspaceRow:
+        """Note durably whether the workspace should be mounted, or with ``scanned`` scanned. The row as it was."""
         with self._store.write() as writer:
             row = writer.workspace(workspace_id)
-            writer.put_workspace(msgspec.structs.replace(row, mount_wanted=wanted, mountpoint=mountpoint))
+            how = row.scanned if scanned is None else scanned
+            writer.put_workspace(msgspec.structs.replace(row, mount_wanted=wanted, mountpoint=mountpoint, scanned=how))
         return row
 
     @staticmethod

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cogfs.fsd.control.errors import CogfsError, from_os_error, show
 from cogfs.fsd.control.places import SOCKET_PATH_MAX, Places
+from cogfs.fsd.control.roots import OFFER
 from cogfs.fsd.control.rules import DEFAULT_NAMES
 from cogfs.v1.reasons import Reason
 
@@ -200,7 +201,7 @@ def _await_ready(ready: int, process: WorkerProcess, mountpoint: bytes, log: Pat
         return
     why = str(answer.get("message", "")) if isinstance(answer, dict) else ""
     if isinstance(answer, dict) and answer.get("errno") == errno.EPERM:
-        why += "; a container needs the device /dev/fuse and the capability SYS_ADMIN"
+        why += "; a container needs the device /dev/fuse and the capability SYS_ADMIN" + OFFER
     if not why:
         process.wait(5)
         why = _last_line(log, written) or process.how_it_ended()

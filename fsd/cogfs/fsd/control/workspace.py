@@ -34,10 +34,12 @@ from cogfs.fsd.control.beneath import Beneath, split
 from cogfs.fsd.control.bypass import Bypass
 from cogfs.fsd.control.errors import CogfsError, show
 from cogfs.fsd.control.link import WorkerRefused
+from cogfs.fsd.control.openers import mapped
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import Recorded, Recorder
 from cogfs.fsd.control.rules import Rules
+from cogfs.fsd.control.scanned import gone
 from cogfs.fsd.control.sealer import Sealer, believed_until, boot_id, delete_expired
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Writer
@@ -109,7 +111,8 @@ class Workspace:
         with self.lock:
             self.link = link
             welcome = link.welcome
-            self._bypass = Bypass(self.id, welcome.root, link.mountpoint, welcome.worker_pid)
+            # Without a mount there is nothing to pass by.
+            self._bypass = Bypass(self.id, welcome.root, link.mountpoint, welcome.worker_pid) if link.watched else None
             self.sealer.attach(link)
 
     def detach(self) -> None:
@@ -140,6 +143,8 @@ class Workspace:
         if row.read_only:
             raise CogfsError(Reason.VALIDATION_ERROR, f"the workspace is read-only: {row.read_only}")
         link = self.link
+        if link is not None and not link.watched and not link.alive:
+            raise gone(row.root)
         if link is None or not link.alive:
             raise CogfsError(
                 Reason.UNAVAILABLE, f"the workspace {show(row.root)} is not mounted: run cogfsctl mount first"
@@ -190,7 +195,12 @@ class Workspace:
             _log.warning("cannot resume the workspace", workspace=self.id, error=str(error))
 
     def _flush_maps(self, link: Link) -> None:
-        """Have the kernel hand over what was stored in shared maps: only files open for writing can have one."""
+        """Have the kernel hand over what was stored in shared maps: only files open for writing can have one.
+
+        Without a mount, reading sees it anyway; see ``record``.
+        """
+        if not link.watched:
+            return
         answer = link.call(ListHandles())
         assert isinstance(answer, Handles)
         paths = {handle.path for handle in answer.handles if handle.writable and not handle.deleted}
@@ -226,7 +236,7 @@ class Workspace:
         book = RecordBook(self.store, self.id)
         if (
             not scan
-            and self._watched()
+            and self._watched(link)
             and frozen.complete
             and state is not None
             and state.root is not None
@@ -238,14 +248,17 @@ class Workspace:
             recorded = recorder.update(changes.directories, changes.files, state.root)
         if recorded is None:
             book = RecordBook(self.store, self.id)
+            # A store into a shared map moves no times until the page was written out: such files are read.
+            unsure = None if link.watched else mapped(link.mountpoint)
             believed = believed_until(state)
-            recorded = Recorder(self.store, book, link.root_fd, rules, self.pool, believed_ns=believed).scan()
+            recorder = Recorder(self.store, book, link.root_fd, rules, self.pool, unsure=unsure, believed_ns=believed)
+            recorded = recorder.scan()
         return Current(recorded, book, rules, frozen.generation)
 
-    def _watched(self) -> bool:
-        """Whether the worker sees all that is changed."""
+    def _watched(self, link: Link) -> bool:
+        """Whether there is a worker that sees all that is changed."""
         bypass = self._bypass
-        return bypass is None or not (bypass.open_to_all or bypass.present())
+        return link.watched and (bypass is None or not (bypass.open_to_all or bypass.present()))
 
     def commit(self, link: Link, current: Current, fill: Callable[[Writer], None] | None = None) -> None:
         """Make a recording durable, in one transaction with what ``fill`` writes; then the worker may forget it."""
@@ -299,10 +312,11 @@ class Workspace:
         """
         with self.lock:
             link = self.ready()
-            if self._watched():
+            if self._watched(link):
                 snapshot = self._freeze(link, label, metadata, origin, fill)
             else:
-                # What is changed past the mount cannot be kept as it was: it is read before this returns.
+                # What is changed past the mount, or without one, cannot be kept as it was: it is read before this
+                # returns.
                 snapshot = self._checkpoint_at_once(link, label, metadata, origin, fill)
         self.sealer.wake()
         return snapshot
@@ -482,7 +496,10 @@ class Workspace:
         except (FileNotFoundError, NotADirectoryError):
             return None
         book = RecordBook(self.store, "")
-        recorder = Recorder(self.store, book, reach.root_fd, unlimited, self.pool)
+        watched = self.link is not None and self.link.watched
+        recorder = Recorder(
+            self.store, book, reach.root_fd, unlimited, self.pool, unsure=None if watched else frozenset()
+        )
         return recorder.single(parent, name, fd)
 
     # --- restores -----------------------------------------------------------------------------------------------------

@@ -55,6 +55,8 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
 
     def Mount(self, request: workspace_pb2.MountRequest, context: grpc.ServicerContext) -> workspace_pb2.Workspace:
         options = _options(request.options) if request.HasField("options") else None
+        if request.scan and request.at:
+            raise invalid("a workspace that is scanned is not mounted anywhere: leave the mountpoint out")
         row = self._chosen(request.workspace_id, request.root, exactly=True)
         new = row is None
         if row is None:
@@ -62,11 +64,11 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
                 roots.absolute(request.root, "the root"), options or WorkspaceOptions(), force=request.force_root
             )
         try:
-            mountpoint = self._mountpoint(row, request.at)
+            mountpoint = row.root if request.scan else self._mountpoint(row, request.at)
             if options is not None and options != row.options:
                 self._set_options(row.id, options)
             try:
-                self._supervisor.mount(row.id, mountpoint)
+                self._supervisor.mount(row.id, mountpoint, scanned=request.scan)
             except BaseException:
                 if options is not None:
                     self._set_options(row.id, row.options)
@@ -111,7 +113,7 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
         with self._engine.lock(row.id):
             row = self._by_id(row.id)
             if row.mount_wanted or mounts.of_workspace(row.id):
-                raise CogfsError(Reason.BUSY, f"{show(row.root)} is mounted: unmount it first")
+                raise CogfsError(Reason.BUSY, f"{show(row.root)} is {_kept(row)}: unmount it first")
             with self._store.write() as writer:
                 for thread in writer.threads():
                     if thread.workspace_id == row.id:
@@ -130,7 +132,7 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
         row = self._by_id(request.workspace_id)
         link = self._supervisor.link(row.id)
         if link is None:
-            raise invalid(f"{show(row.root)} is not mounted: only a mount knows who has what open")
+            raise invalid(f"{show(row.root)} is neither mounted nor scanned: nobody looks at what is open in it")
         return workspace_pb2.ListHandlesResponse(
             handles=[
                 workspace_pb2.Handle(
@@ -228,7 +230,7 @@ def message(
     answer = workspace_pb2.Workspace(
         id=row.id,
         root=row.root,
-        mode=workspace_pb2.Workspace.MOUNTED,
+        mode=workspace_pb2.Workspace.SCANNED if row.scanned else workspace_pb2.Workspace.MOUNTED,
         state=state,
         reason=reason,
         options=workspace_pb2.WorkspaceOptions(exclude=row.options.exclude, max_file_bytes=row.options.max_file_bytes),
@@ -267,7 +269,7 @@ def _state(
         return workspace_pb2.Workspace.READ_ONLY, read_only
     if engine.recovering:
         return workspace_pb2.Workspace.RECOVERING, ""
-    if serving.worker_pid:
+    if serving.worker_pid or serving.scanned:
         return workspace_pb2.Workspace.ACTIVE, ""
     return workspace_pb2.Workspace.DETACHED, ""
 
@@ -299,6 +301,10 @@ def _match(path: bytes, rows: list[WorkspaceRow], *, exactly: bool) -> Workspace
 def _fstype_at(path: bytes) -> str:
     entry = mounts.covering(path, mounts.table())
     return entry.fstype if entry is not None else ""
+
+
+def _kept(row: WorkspaceRow) -> str:
+    return "scanned" if row.scanned else "mounted"
 
 
 def _registered(row: WorkspaceRow) -> CogfsError:
