@@ -12,7 +12,7 @@ import pytest
 
 from cogfs.client import Client, Unavailable
 from cogfs.v1 import workspace_pb2
-from tests.e2e.support.site import Aside, Site, kill, site, unmount_all
+from tests.e2e.support.site import Aside, Site, kill, site, unmount_all, wait_for
 from tests.support.tree import describe, differences, of_snapshot
 
 _KILLS = 50
@@ -309,7 +309,7 @@ def test_a_step_of_a_message(small: Pair, step: str) -> None:
         assert isinstance(message.error, Unavailable | None), message.error
         # What the snapshot still needs is not changed before there is a daemon to keep it.
         meanwhile = Aside(lambda: change_what_is_pending(extra))
-        assert died(here)
+        wait_for("the daemon dies", lambda: died(here))
         here.ctl("status", here.project)
         meanwhile.join()
         assert meanwhile.error is None

@@ -82,12 +82,16 @@ class ScannedLink:
         if not self.alive:
             raise gone(self.mountpoint)
         if isinstance(request, Freeze):
-            return Frozen(generation=0, complete=False, frozen_ns=time.time_ns(), directories=[], files=[])
+            return Frozen(generation=0, complete=False, frozen_ns=time.time_ns(), packed=channel.pack([], []))
         if isinstance(request, ListHandles):
             return Handles(opened(self.mountpoint))
         if isinstance(request, GetStats):
             return Stats(operations=[], nodes=0, handles=0, dirty_files=0, dirty_directories=0, descriptors=0)
         return Done()
+
+    def post(self, request: Request) -> None:
+        """As ``call``."""
+        self.call(request)
 
     def close(self) -> None:
         """Idempotent."""

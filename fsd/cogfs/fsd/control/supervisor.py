@@ -300,13 +300,17 @@ class Supervisor:
         try:
             link = WorkerLink.connect(self._places.worker_socket(workspace_id), mountpoint)
             self._put(workspace_id, link, process, revived=revived)
-        except BaseException:
+        except BaseException as error:
             self._clear(workspace_id)
+            ended = process.wait(0)
             process.kill()
             process.wait(_END_PATIENCE)
+            how = process.how_it_ended()
             process.close()
             if made:
                 _remove_mountpoint(mountpoint)
+            if ended and isinstance(error, WorkerGone):
+                raise WorkerGone(how) from error
             raise
         self._set_dead(workspace_id, "")
         _log.info("mounted", workspace=workspace_id, mountpoint=show(mountpoint), worker_pid=process.pid)
