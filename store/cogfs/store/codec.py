@@ -13,6 +13,10 @@ import zstandard
 ZSTD_LEVEL = 3
 #: Less than this is stored as it is: a frame could save next to nothing.
 _SMALLEST = 48
+#: Of more than that, samples are compressed first: most of what is large cannot be compressed at all.
+_LARGE = 128 * 1024
+_SAMPLE = 8 * 1024
+_SAMPLES = 4
 
 
 class Codec(enum.IntEnum):
@@ -36,11 +40,21 @@ _tools = _Tools()
 
 def encode(data: bytes | memoryview) -> tuple[Codec, bytes | memoryview]:
     """The payload for ``data``: compressed, unless that saves less than a twentieth. Releases the GIL."""
-    if len(data) >= _SMALLEST:
+    if len(data) >= _SMALLEST and not _looks_random(data):
         frame = _tools.compressor.compress(data)
         if len(frame) * 20 < len(data) * 19:
             return Codec.ZSTD, frame
     return Codec.RAW, data
+
+
+def _looks_random(data: bytes | memoryview) -> bool:
+    """Whether compressing samples of something large, taken at even distances, saves next to nothing."""
+    if len(data) < _LARGE:
+        return False
+    view = memoryview(data)
+    distance = (len(data) - _SAMPLE) // (_SAMPLES - 1)
+    samples = b"".join(view[start : start + _SAMPLE] for start in range(0, _SAMPLES * distance, distance))
+    return len(_tools.compressor.compress(samples)) * 50 > len(samples) * 49
 
 
 def decode(codec: int, payload: bytes, raw_length: int) -> bytes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,9 @@ _FORMAT_SIZE = 4
 #: Decoded trees are kept up to so many entries in all.
 _CACHED_ENTRIES = 50_000
 _PROBE = 16 * 1024
+#: Threads that hash and compress the pieces of large files, and pieces of one file that they may have.
+_THREADS = max(2, min(4, os.cpu_count() or 2))
+_PIECES_UNDER_WAY = 2 * _THREADS
 
 
 class StoreStats(NamedTuple):
@@ -52,6 +56,7 @@ class Store:
         self._writer_thread = 0
         self._writer: Writer | None = None
         self._closed = False
+        self._pieces = ThreadPoolExecutor(_THREADS, thread_name_prefix="pieces")
         self._trees = _TreeCache()
         self._place = Place(self.path)
         try:
@@ -87,6 +92,7 @@ class Store:
             if self._closed:
                 return
             self._closed = True
+            self._pieces.shutdown()
             self._database.close()
             self._packs.close()
             self._place.close()
@@ -123,13 +129,25 @@ class Store:
             return self.put_blob(head), len(head)
         source.push_back(head)
         del head
-        pieces = []
-        size = 0
-        for piece in chunking.cut(source.read):
-            pieces.append((self.put_blob(piece), len(piece)))
-            size += len(piece)
+        pieces = self._put_pieces(chunking.cut(source.read))
+        size = sum(length for _, length in pieces)
         encoded = trees.encode_chunks(Chunks(size, tuple(pieces)))
         return self._objects.put(ObjectKind.CHUNKS, encoded), size
+
+    def _put_pieces(self, pieces: Iterator[bytes]) -> list[tuple[Hash, int]]:
+        """Puts the pieces of a file, several at a time."""
+        put: list[tuple[Hash, int]] = []
+        under_way: deque[tuple[Future[Hash], int]] = deque()
+        try:
+            for piece in pieces:
+                under_way.append((self._pieces.submit(self.put_blob, piece), len(piece)))
+                if len(under_way) >= _PIECES_UNDER_WAY:
+                    done, length = under_way.popleft()
+                    put.append((done.result(), length))
+            put += [(done.result(), length) for done, length in under_way]
+        finally:
+            wait([done for done, _ in under_way])
+        return put
 
     def put_tree(self, entries: Sequence[TreeEntry]) -> Hash:
         """Puts a directory. ValueError unless the names are valid and strictly ascending, as bytes."""
