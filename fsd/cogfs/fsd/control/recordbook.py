@@ -13,7 +13,7 @@ from cogfs.store.schema import DirectoryRow, Kind, OpaqueReason, Skipped, StatRo
 from cogfs.store.store import Store
 
 #: Rows of files that are held before they are written ahead of the transaction that completes the recording.
-FLUSH_ROWS = 100_000
+FLUSH_ROWS = 20_000
 
 #: Opaque entries that a snapshot lists as skipped; the others are left out by rule.
 REPORTED = frozenset(
