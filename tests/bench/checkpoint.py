@@ -193,7 +193,7 @@ def _large_changes(figures: _Figures, root: Path, workspace: Workspace, thread: 
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--base", type=Path, help="directory for the trees and the store; better on a quiet disk")
     parser.add_argument("--json", action="store_true")

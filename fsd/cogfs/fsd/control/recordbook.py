@@ -176,6 +176,7 @@ class RecordBook:
         Should the recording not be completed, directories have newer rows then than those above them know of. So until
         it is, the state says that nothing was watched: the next recording is a scan, which looks at all of them.
         """
+        self._store.sync()  # does not keep those waiting who write rows, as syncing within the transaction would
         with self._store.write() as writer:
             self.write(writer)
             state = writer.record_state(self._workspace_id)
