@@ -46,6 +46,16 @@ class SnapshotServiceStub:
     """NOT_FOUND: no such snapshot."""
     ListSnapshots: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ListSnapshotsRequest, _snapshot_pb2.ListSnapshotsResponse]
     """The newest first. NOT_FOUND: no such workspace."""
+    DeleteSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.DeleteSnapshotRequest, _snapshot_pb2.DeleteSnapshotResponse]
+    """Forgets a snapshot; what it alone held is collected later. A message that names it is no target of a rewind with
+    files any more. NOT_FOUND: no such snapshot. BUSY: it is not captured yet, or a restore that is not finished needs
+    it. VALIDATION_ERROR: it is the newest of its workspace, needed to undo the last restore, or protected.
+    """
+    PruneSnapshots: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.PruneSnapshotsRequest, _snapshot_pb2.PruneSnapshotsResponse]
+    """Deletes the snapshots of a workspace that a retention does not keep: the one of the request or, without, that of
+    the workspace. Those that DeleteSnapshot refuses remain. NOT_FOUND: no such workspace. VALIDATION_ERROR: there is
+    no retention, or it is negative or over 100 years.
+    """
     RestoreSnapshot: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.RestoreSnapshotRequest, _snapshot_pb2.RestoreEvent]
     """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
     workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
@@ -79,6 +89,16 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     """NOT_FOUND: no such snapshot."""
     ListSnapshots: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ListSnapshotsRequest, _snapshot_pb2.ListSnapshotsResponse]  # type: ignore[assignment]
     """The newest first. NOT_FOUND: no such workspace."""
+    DeleteSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.DeleteSnapshotRequest, _snapshot_pb2.DeleteSnapshotResponse]  # type: ignore[assignment]
+    """Forgets a snapshot; what it alone held is collected later. A message that names it is no target of a rewind with
+    files any more. NOT_FOUND: no such snapshot. BUSY: it is not captured yet, or a restore that is not finished needs
+    it. VALIDATION_ERROR: it is the newest of its workspace, needed to undo the last restore, or protected.
+    """
+    PruneSnapshots: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.PruneSnapshotsRequest, _snapshot_pb2.PruneSnapshotsResponse]  # type: ignore[assignment]
+    """Deletes the snapshots of a workspace that a retention does not keep: the one of the request or, without, that of
+    the workspace. Those that DeleteSnapshot refuses remain. NOT_FOUND: no such workspace. VALIDATION_ERROR: there is
+    no retention, or it is negative or over 100 years.
+    """
     RestoreSnapshot: _aio.UnaryStreamMultiCallable[_snapshot_pb2.RestoreSnapshotRequest, _snapshot_pb2.RestoreEvent]  # type: ignore[assignment]
     """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
     workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
@@ -127,6 +147,28 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.ListSnapshotsResponse, _abc.Awaitable[_snapshot_pb2.ListSnapshotsResponse]]:
         """The newest first. NOT_FOUND: no such workspace."""
+
+    @_abc_1.abstractmethod
+    def DeleteSnapshot(
+        self,
+        request: _snapshot_pb2.DeleteSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_snapshot_pb2.DeleteSnapshotResponse, _abc.Awaitable[_snapshot_pb2.DeleteSnapshotResponse]]:
+        """Forgets a snapshot; what it alone held is collected later. A message that names it is no target of a rewind with
+        files any more. NOT_FOUND: no such snapshot. BUSY: it is not captured yet, or a restore that is not finished needs
+        it. VALIDATION_ERROR: it is the newest of its workspace, needed to undo the last restore, or protected.
+        """
+
+    @_abc_1.abstractmethod
+    def PruneSnapshots(
+        self,
+        request: _snapshot_pb2.PruneSnapshotsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_snapshot_pb2.PruneSnapshotsResponse, _abc.Awaitable[_snapshot_pb2.PruneSnapshotsResponse]]:
+        """Deletes the snapshots of a workspace that a retention does not keep: the one of the request or, without, that of
+        the workspace. Those that DeleteSnapshot refuses remain. NOT_FOUND: no such workspace. VALIDATION_ERROR: there is
+        no retention, or it is negative or over 100 years.
+        """
 
     @_abc_1.abstractmethod
     def RestoreSnapshot(
