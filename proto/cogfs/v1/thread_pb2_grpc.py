@@ -111,8 +111,9 @@ class ThreadServiceServicer:
 
     def SetPolicy(self, request, context):
         """Says for one level when checkpoints are taken, and of what; without a policy the level says nothing any more. It
-        holds from the next message on. NOT_FOUND: no such thread. VALIDATION_ERROR: no level, an agent's name that cannot
-        be one, a glob that cannot be read, a size larger than any file, or rewind_files for anything but the runtime.
+        holds from the next message on. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry. VALIDATION_ERROR: no level,
+        an agent's name that cannot be one, a glob that cannot be read, a size larger than any file, or rewind_files for
+        anything but the runtime.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

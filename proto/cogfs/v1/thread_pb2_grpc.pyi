@@ -42,8 +42,9 @@ class ThreadServiceStub:
     """NOT_FOUND: no such thread."""
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_thread_pb2.SetPolicyRequest, _thread_pb2.Policy]
     """Says for one level when checkpoints are taken, and of what; without a policy the level says nothing any more. It
-    holds from the next message on. NOT_FOUND: no such thread. VALIDATION_ERROR: no level, an agent's name that cannot
-    be one, a glob that cannot be read, a size larger than any file, or rewind_files for anything but the runtime.
+    holds from the next message on. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry. VALIDATION_ERROR: no level,
+    an agent's name that cannot be one, a glob that cannot be read, a size larger than any file, or rewind_files for
+    anything but the runtime.
     """
     GetPolicy: _grpc.UnaryUnaryMultiCallable[_thread_pb2.GetPolicyRequest, _thread_pb2.Policy]
     """What a level says. NOT_FOUND, VALIDATION_ERROR: as SetPolicy."""
@@ -92,8 +93,9 @@ class ThreadServiceAsyncStub(ThreadServiceStub):
     """NOT_FOUND: no such thread."""
     SetPolicy: _aio.UnaryUnaryMultiCallable[_thread_pb2.SetPolicyRequest, _thread_pb2.Policy]  # type: ignore[assignment]
     """Says for one level when checkpoints are taken, and of what; without a policy the level says nothing any more. It
-    holds from the next message on. NOT_FOUND: no such thread. VALIDATION_ERROR: no level, an agent's name that cannot
-    be one, a glob that cannot be read, a size larger than any file, or rewind_files for anything but the runtime.
+    holds from the next message on. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry. VALIDATION_ERROR: no level,
+    an agent's name that cannot be one, a glob that cannot be read, a size larger than any file, or rewind_files for
+    anything but the runtime.
     """
     GetPolicy: _aio.UnaryUnaryMultiCallable[_thread_pb2.GetPolicyRequest, _thread_pb2.Policy]  # type: ignore[assignment]
     """What a level says. NOT_FOUND, VALIDATION_ERROR: as SetPolicy."""
@@ -157,8 +159,9 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_thread_pb2.Policy, _abc.Awaitable[_thread_pb2.Policy]]:
         """Says for one level when checkpoints are taken, and of what; without a policy the level says nothing any more. It
-        holds from the next message on. NOT_FOUND: no such thread. VALIDATION_ERROR: no level, an agent's name that cannot
-        be one, a glob that cannot be read, a size larger than any file, or rewind_files for anything but the runtime.
+        holds from the next message on. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry. VALIDATION_ERROR: no level,
+        an agent's name that cannot be one, a glob that cannot be read, a size larger than any file, or rewind_files for
+        anything but the runtime.
         """
 
     @_abc_1.abstractmethod

@@ -49,8 +49,7 @@ class Engine:
             workspace.attach(link)
             Completion(workspace).recover(link)
             row = workspace.row()
-            rules = Rules(row.options.exclude, row.options.max_file_bytes)
-            self._ahead.serve(workspace_id, workspace.ahead, link, rules)
+            self._ahead.serve(workspace_id, workspace.ahead, link, Rules.of(row.options))
             reason = row.read_only
             if reason != link.welcome.read_only:
                 workspace.set_read_only(reason)
