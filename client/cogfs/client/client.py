@@ -57,8 +57,8 @@ class Client:
         """Mounts a directory over itself, or ``at`` another; registers it as a workspace when it is none yet.
 
         ``exclude`` are globs as in .gitignore, on top of .git, node_modules and .cogfs; files larger than
-        ``max_file_bytes`` (10 MiB; negative: no limit) are left out, and with ``refuse_hard_links`` those with more than
-        one name. ``retain`` says which snapshots remain after each new one: ``{"count": 200, "max_age":
+        ``max_file_bytes`` (10 MiB; negative: no limit) are left out, and with ``refuse_hard_links`` those with more
+        than one name. ``retain`` says which snapshots remain after each new one: ``{"count": 200, "max_age":
         timedelta(days=14)}`` (all). Any one of these four, when given, replaces all four of the workspace's.
         """
         request = workspace_pb2.MountRequest(
@@ -136,8 +136,8 @@ class Client:
 
         ``checkpoints`` is True, False, or any of ``{"enabled": True, "exclude": [...], "max_file_bytes": N,
         "rewind_files": False}``. The most specific of run, thread, agent and runtime that says anything turns them on
-        or off, and the excludes of all add up. ``rewind_files``, of the runtime alone, is what ``rewind`` does when it is
-        not told whether to take the files back.
+        or off, and the excludes of all add up. ``rewind_files``, of the runtime alone, is what ``rewind`` does when it
+        is not told whether to take the files back.
         """
         request = thread_pb2.SetPolicyRequest(checkpoints=policy_of(checkpoints), **_level(agent))
         return self._connection.call(self._connection.threads.SetPolicy, request)

@@ -1,8 +1,8 @@
 """Messages of the API as JSON documents. Knows no commands.
 
-Fields have the API's names, and all are there. 64-bit numbers are numbers, timestamps RFC 3339 (null when unset), durations in seconds ("90s"), enums
-their names in lower case, hashes hexadecimal, names of files and other bytes escaped as ``cogfs.client.names`` says;
-a message that is unset is null.
+Fields have the API's names, and all are there. 64-bit numbers are numbers, timestamps RFC 3339 (null when unset),
+durations in seconds ("90s"), enums their names in lower case, hashes hexadecimal, names of files and other bytes
+escaped as ``cogfs.client.names`` says; a message that is unset is null.
 """
 
 from __future__ import annotations

@@ -167,9 +167,9 @@ def policy(
 ) -> None:
     """Show or set when user messages take checkpoints, and what these leave out.
 
-    For a thread, an agent, or, without either, the runtime: this daemon. The most specific that says anything turns them
-    on or off; what all of them exclude adds up with the workspace's excludes. Who gives an option sets all of that level
-    anew, and it is on unless --off is given. Without any, the level is shown.
+    For a thread, an agent, or, without either, the runtime: this daemon. The most specific that says anything turns
+    them on or off; what all of them exclude adds up with the workspace's excludes. Who gives an option sets all of that
+    level anew, and it is on unless --off is given. Without any, the level is shown.
     """
     if thread is not None and agent is not None:
         raise UsageError("give --thread or --agent, not both")
