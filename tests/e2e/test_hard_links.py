@@ -14,14 +14,16 @@ _SECRET = "of somebody else: 7f4c1e5b\n"
 
 
 @pytest.fixture
-def outside(daemon: Ctl) -> Path:
+def outside(daemon: Ctl, project: Path) -> Path:
+    """A file that has one more name in the project, "linked", from before the mount: through it none can be made."""
     path = daemon.base / "outside"
     path.write_text(_SECRET)
+    os.link(path, project / "linked")
     return path
 
 
 @pytest.fixture
-def ws(cog: Client, project: Path) -> Workspace:
+def ws(cog: Client, project: Path, outside: Path) -> Workspace:
     return cog.mount(project, refuse_hard_links=True)
 
 
@@ -32,8 +34,9 @@ def _skipped(ws: Workspace) -> dict[bytes, str]:
 
 
 def test_they_are_skipped_and_kept(daemon: Ctl, ws: Workspace, project: Path, outside: Path) -> None:
+    os.rename(project / "linked", project / "aside")
     before = ws.checkpoint(wait_for="sealed")
-    os.link(outside, project / "linked")
+    os.rename(project / "aside", project / "linked")
     assert _skipped(ws) == {b"linked": "hard-link"}
     os.link(project / "tool", project / "tool2")
     assert _skipped(ws) == {b"linked": "hard-link", b"tool": "hard-link", b"tool2": "hard-link"}
@@ -45,7 +48,7 @@ def test_they_are_skipped_and_kept(daemon: Ctl, ws: Workspace, project: Path, ou
     # The restore of a snapshot that has no such name leaves it, and one that skipped it does, too.
     for target in (before, snapshot):
         (project / "README").write_text("changed\n")
-        report = target.restore([b"README", b"linked"])
+        report = target.restore(["README", "linked"])
         assert list(report.restored) == [b"README"]
         assert {one.path: one.reason for one in report.kept}[b"linked"] == "hard-link"
         assert (project / "linked").read_text() == _SECRET
@@ -60,8 +63,7 @@ def test_they_are_skipped_and_kept(daemon: Ctl, ws: Workspace, project: Path, ou
 
 def test_a_restore_replaces_one_without_reading_it(ws: Workspace, project: Path, outside: Path) -> None:
     before = ws.checkpoint(wait_for="sealed")
-    (project / "README").unlink()
-    os.link(outside, project / "README")
+    os.rename(project / "linked", project / "README")
     plan = before.restore(dry_run=True)
     assert (list(plan.restored), plan.files[0].binary) == ([b"README"], True)
     report = before.restore()
@@ -77,8 +79,7 @@ def test_a_restore_replaces_one_without_reading_it(ws: Workspace, project: Path,
 def test_a_rewind_that_could_not_be_undone_is_refused(cog: Client, ws: Workspace, project: Path, outside: Path) -> None:
     thread = cog.create_thread("chat", workspace=ws)
     entry = thread.user_message("go")
-    (project / "README").unlink()
-    os.link(outside, project / "README")
+    os.rename(project / "linked", project / "README")
     for dry_run in (True, False):
         with pytest.raises(Denied, match=r"README.*hard-link"):
             thread.rewind(entry.id, files=True, dry_run=dry_run)
@@ -101,7 +102,7 @@ def test_the_last_name_is_never_replaced(ws: Workspace, project: Path) -> None:
 
 def test_the_option_taken_away(cog: Client, ws: Workspace, project: Path) -> None:
     os.link(project / "tool", project / "tool2")
-    assert _skipped(ws) == {b"tool": "hard-link", b"tool2": "hard-link"}
+    assert _skipped(ws) == {b"linked": "hard-link", b"tool": "hard-link", b"tool2": "hard-link"}
     ws.unmount()
     ws = cog.mount(project, refuse_hard_links=False)
     message = ws.checkpoint(wait_for="sealed").message

@@ -351,7 +351,14 @@ def _show(context: typer.Context, snapshot: snapshot_pb2.Snapshot) -> None:
 
     if invocation(context).json:
         documents.write(documents.document(snapshot))
-        return
+    else:
+        show_snapshot(snapshot)
+
+
+def show_snapshot(snapshot: snapshot_pb2.Snapshot) -> None:
+    """All that is said of a snapshot."""
+    from cogfs.ctl import screen
+
     stats = snapshot.stats
     screen.fields(
         [
