@@ -91,7 +91,7 @@ def test_options_are_left_alone_when_none_is_given() -> None:
     assert both is not None
     assert list(both.exclude) == ["*.log"]
     assert both.max_file_bytes == -1
-    assert options(None, None, {"count": 3}) == workspace_pb2.WorkspaceOptions(retain={"count": 3})
+    assert options(None, None, {"count": 3}) == workspace_pb2.WorkspaceOptions(retain=workspace_pb2.Retention(count=3))
     refusing = options(None, None, None, True)
     assert refusing is not None and refusing.refuse_hard_links
     assert options(None, None, None, False) == workspace_pb2.WorkspaceOptions()

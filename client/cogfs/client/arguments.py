@@ -108,7 +108,7 @@ def checkpoints(value: CheckpointsArgument | None) -> thread_pb2.CheckpointPolic
     exclude = fields.pop("exclude", None) or ()
     try:
         return thread_pb2.CheckpointPolicy(exclude=globs(exclude), **fields)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise ValidationError(f"checkpoints are true, false, or a policy: {error}") from None
 
 

@@ -347,7 +347,7 @@ def _named(entry: snapshot_pb2.TreeEntry) -> str:
 
 
 def _show(context: typer.Context, snapshot: snapshot_pb2.Snapshot) -> None:
-    from cogfs.ctl import documents, screen
+    from cogfs.ctl import documents
 
     if invocation(context).json:
         documents.write(documents.document(snapshot))
