@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from cogfs.client import Client, Denied, Workspace
+from cogfs.v1 import workspace_pb2
 from tests.e2e.ctl import Ctl
+from tests.e2e.support.site import Aside, Site
 
 _SECRET = "of somebody else: 7f4c1e5b\n"
 
@@ -129,3 +131,32 @@ def test_a_message_is_answered_before_its_files_are_captured(
         assert b"".join(cog.snapshot(first).cat(f"f{number}")) == str(number).encode()
         found = {one.path: one.reason for one in cog.snapshot(second).ls() if one.path.endswith(b"%d" % number)}
         assert {found[b"f%d" % number], found[b"g%d" % number]} == {"hard-link"}
+
+
+@pytest.mark.parametrize("step", ["restore.journalled", "restore.write", "restore.rename", "restore.applied"])
+def test_a_crash_while_one_is_replaced(here: Site, step: str) -> None:
+    """The restore is finished, and the file that is not to be read is under its other name as it was."""
+    outside = here.base / "outside"
+    outside.write_text(_SECRET)
+    os.link(outside, here.project / "linked")
+    (here.project / "README").write_text("read me\n")
+    here.ctl("mount", here.project, "--refuse-hard-links")
+    here.daemon_pid()
+    with here.client() as cog:
+        before = here.workspace(cog).checkpoint(wait_for="sealed").id
+    os.rename(here.project / "linked", here.project / "README")
+    here.kill_daemon()
+    here.start(step)
+    with here.client() as cog:
+        here.settled(cog)
+        restore = Aside(lambda: cog.snapshot(before).restore(["README"]))
+        restore.join()
+    assert restore.error is not None
+    here.start()
+    with here.client() as cog:
+        workspace = here.settled(cog)
+        assert workspace.last_recovery.outcome == workspace_pb2.Recovery.FORWARD
+        assert (here.project / "README").read_text() == "read me\n"
+        assert (outside.read_text(), outside.stat().st_nlink) == (_SECRET, 1)
+        newest = next(here.workspace(cog).snapshots())
+        assert {one.reason for one in newest.ls() if one.path == b"README"} == {"hard-link"}

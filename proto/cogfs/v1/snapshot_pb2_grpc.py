@@ -94,8 +94,9 @@ class SnapshotServiceServicer:
     """
 
     def CreateSnapshot(self, request, context):
-        """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
-        characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
+        """NOT_FOUND: no such workspace, or with `wait` the snapshot was pruned for newer ones before the wait was over.
+        VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024 characters, 1 MiB). UNAVAILABLE: it is
+        not mounted or waits for a recovery.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

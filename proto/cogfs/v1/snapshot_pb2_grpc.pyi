@@ -39,8 +39,9 @@ class SnapshotServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SnapshotServiceAsyncStub: ...
     CreateSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.CreateSnapshotRequest, _snapshot_pb2.Snapshot]
-    """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
-    characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
+    """NOT_FOUND: no such workspace, or with `wait` the snapshot was pruned for newer ones before the wait was over.
+    VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024 characters, 1 MiB). UNAVAILABLE: it is
+    not mounted or waits for a recovery.
     """
     GetSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.GetSnapshotRequest, _snapshot_pb2.Snapshot]
     """NOT_FOUND: no such snapshot."""
@@ -82,8 +83,9 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.CreateSnapshotRequest, _snapshot_pb2.Snapshot]  # type: ignore[assignment]
-    """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
-    characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
+    """NOT_FOUND: no such workspace, or with `wait` the snapshot was pruned for newer ones before the wait was over.
+    VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024 characters, 1 MiB). UNAVAILABLE: it is
+    not mounted or waits for a recovery.
     """
     GetSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.GetSnapshotRequest, _snapshot_pb2.Snapshot]  # type: ignore[assignment]
     """NOT_FOUND: no such snapshot."""
@@ -128,8 +130,9 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.CreateSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.Snapshot, _abc.Awaitable[_snapshot_pb2.Snapshot]]:
-        """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
-        characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
+        """NOT_FOUND: no such workspace, or with `wait` the snapshot was pruned for newer ones before the wait was over.
+        VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024 characters, 1 MiB). UNAVAILABLE: it is
+        not mounted or waits for a recovery.
         """
 
     @_abc_1.abstractmethod

@@ -295,7 +295,10 @@ class Restoration:
                 writer.delete_snapshot(safety.id)
                 row = writer.workspace(self._workspace.id)
                 if row.last_snapshot_id == safety.id:
-                    writer.put_workspace(msgspec.structs.replace(row, last_snapshot_id=safety.parent_id))
+                    # The one before it may have been deleted meanwhile.
+                    newest = next((one.id for one in writer.snapshots(row.id, limit=1)), "")
+                    before = safety.parent_id if writer.has_snapshot(safety.parent_id) else newest
+                    writer.put_workspace(msgspec.structs.replace(row, last_snapshot_id=before))
         except StoreError as error:
             _log.warning("a safety snapshot that nobody needs stays", snapshot=safety.id, error=str(error))
 

@@ -19,6 +19,7 @@ from cogfs.fsd.control.services.convert import (
     thread_message,
 )
 from cogfs.fsd.control.threads import Conversation, Draft
+from cogfs.store.errors import NotFound
 from cogfs.store.rows import Reader
 from cogfs.store.schema import EntryKind, EntryRow
 from cogfs.store.store import Store
@@ -118,6 +119,8 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
             except CogfsError as error:
                 # The message is saved, whatever becomes of its checkpoint.
                 trouble = str(error)
+            except NotFound:
+                trouble = "the checkpoint was taken, and pruned for newer ones before this was answered"
         return thread_pb2.AppendEntryResponse(entry=entry_message(entry, active=True), checkpoint_error=trouble)
 
     def GetEntry(self, request: thread_pb2.GetEntryRequest, context: grpc.ServicerContext) -> thread_pb2.Entry:
