@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cogfs.client import ValidationError, arguments
 from cogfs.client.workspace import options
-from cogfs.v1 import common_pb2, thread_pb2
+from cogfs.v1 import common_pb2, thread_pb2, workspace_pb2
 
 
 def test_absolute_resolves_links_and_keeps_bytes(tmp_path: Path) -> None:
@@ -89,3 +91,52 @@ def test_options_are_left_alone_when_none_is_given() -> None:
     assert both is not None
     assert list(both.exclude) == ["*.log"]
     assert both.max_file_bytes == -1
+    assert options(None, None, {"count": 3}) == workspace_pb2.WorkspaceOptions(retain=workspace_pb2.Retention(count=3))
+    refusing = options(None, None, None, True)
+    assert refusing is not None and refusing.refuse_hard_links
+    assert options(None, None, None, False) == workspace_pb2.WorkspaceOptions()
+
+
+def test_checkpoints() -> None:
+    Policy = thread_pb2.CheckpointPolicy
+    assert arguments.checkpoints(None) is None
+    assert arguments.checkpoints(True) == Policy(enabled=True)
+    assert arguments.checkpoints(False) == Policy(enabled=False)
+    assert arguments.checkpoints({}) == Policy()
+    assert arguments.checkpoints({"exclude": "*.o", "max_file_bytes": 0}) == Policy(exclude=["*.o"], max_file_bytes=0)
+    assert arguments.checkpoints({"enabled": None, "rewind_files": False}) == Policy(rewind_files=False)
+    own = Policy(enabled=True)
+    assert arguments.checkpoints(own) is own
+    strange: list[Any] = [
+        1,
+        "true",
+        ["a"],
+        {"excludes": []},
+        {"exclude": [1]},
+        {"enabled": "x"},
+        {"exclude": ["\udcff"]},
+    ]
+    for value in strange:
+        with pytest.raises(ValidationError):
+            arguments.checkpoints(value)
+
+
+def test_retention() -> None:
+    assert arguments.retention(None) is None
+    found = arguments.retention({"count": 5, "max_age": datetime.timedelta(days=14, microseconds=3)})
+    assert found is not None
+    assert (found.count, found.max_age.seconds, found.max_age.nanos) == (5, 14 * 86400, 3000)
+    found = arguments.retention({"max_age": 1.5})
+    assert found is not None and found.max_age.ToMilliseconds() == 1500
+    assert arguments.retention({}) == workspace_pb2.Retention()
+    strange: list[Any] = [
+        5,
+        {"counts": 1},
+        {"count": "many"},
+        {"count": 1 << 64},
+        {"max_age": "14d"},
+        {"max_age": 1e30},
+    ]
+    for value in strange:
+        with pytest.raises(ValidationError):
+            arguments.retention(value)

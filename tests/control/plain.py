@@ -94,6 +94,7 @@ class FailingService(snapshot_pb2_grpc.SnapshotServiceServicer):
         raise CogfsError(Reason.NOT_FOUND, "not here")
 
     CreateSnapshot = ListSnapshots = RestoreSnapshot = DiffSnapshots = ListTree = _none  # type: ignore[assignment]
+    DeleteSnapshot = PruneSnapshots = _none  # type: ignore[assignment]
 
 
 def _services(store: Store, engine: PlainEngine) -> Sequence[Registration]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cogfs.fsd.control.errors import CogfsError
-from cogfs.fsd.control.planner import Action, changes, find, normal_path, patched, walk
+from cogfs.fsd.control.planner import Action, Planner, changes, find, normal_path, patched, walk
 from cogfs.fsd.control.rules import Rules
 from cogfs.store.schema import Kind
 from cogfs.v1.reasons import Reason
@@ -325,3 +325,36 @@ def test_patched_replaces_one_path_and_nothing_else(place: Directory) -> None:
     assert patched(place.store, root, {b"a/g": entry}) == root
     without = patched(place.store, root, {b"a/g": None})
     assert find(place.store, without, b"a/g") is None
+
+
+def test_files_with_several_names_are_kept_where_the_snapshot_refused_them(place: Directory, tmp_path: Path) -> None:
+    """Those that it skipped, and those made since, which it could not have kept."""
+    rules = Rules((), ANY_SIZE, refuse_hard_links=True)
+    for name in ("then", "alone"):
+        (tmp_path / name).write_text(name)
+    os.link(tmp_path / "then", place.root / "then")
+    (place.root / "file").write_text("file")
+    target = place.record(rules)
+    os.link(tmp_path / "then", place.root / "since")
+    (place.root / "then").unlink()
+    os.link(tmp_path / "alone", place.root / "then")
+    # Recorded with the refusal, and after it was taken away.
+    for current in (rules, Rules((), ANY_SIZE)):
+        now = place.record(current)
+        plan = Planner(place.store, rules).plan(now, target)
+        assert plan.empty
+        assert plan.kept == [(b"since", "hard-link"), (b"then", "hard-link")]
+
+
+def test_a_file_with_several_names_gives_way_to_what_the_snapshot_has(place: Directory, tmp_path: Path) -> None:
+    rules = Rules((), ANY_SIZE, refuse_hard_links=True)
+    path, outside = place.root / "file", tmp_path / "outside"
+    path.write_text("kept")
+    target = place.record(rules)
+    outside.write_text("of somebody else")
+    path.unlink()
+    os.link(outside, path)
+    plan = place.restore(target, rules)
+    assert [step.path for step in plan.uncaptured()] == [b"file"]
+    assert path.read_text() == "kept"
+    assert (outside.read_text(), outside.stat().st_nlink) == ("of somebody else", 1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -12,12 +14,18 @@ import msgspec
 import pytest
 
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
+from cogfs.fsd.control import capture, recorder
+from cogfs.fsd.control.capture import Captured, capture_file
 from cogfs.fsd.control.planner import find, walk
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import RACY_NS, Recorder
 from cogfs.fsd.control.rules import Rules
 from cogfs.store.schema import Kind, OpaqueReason, RecordState, TreeEntry
+from cogfs.store.store import Store
 from tests.control.files import ANY_SIZE, Directory
+
+#: By which files with several names are left out.
+REFUSING = Rules((), ANY_SIZE, refuse_hard_links=True)
 
 
 def _age(path: Path) -> None:
@@ -186,7 +194,7 @@ class Watched:
         return DirtyFile(inode, paths, parents, content)
 
 
-def _random_changes(root: Path, watched: Watched, dice: random.Random) -> None:
+def _random_changes(root: Path, watched: Watched, dice: random.Random, *, links: bool = False) -> None:
     def pick(*, directories: bool) -> str | None:
         found = [
             os.path.relpath(os.path.join(parent, name), root)
@@ -198,7 +206,7 @@ def _random_changes(root: Path, watched: Watched, dice: random.Random) -> None:
     for number in range(dice.randrange(1, 12)):
         where = pick(directories=True) if dice.random() < 0.7 else None
         new = f"{where}/n{number}" if where else f"n{number}-{dice.randrange(1000)}"
-        action = dice.randrange(8)
+        action = dice.randrange(10 if links else 8)
         path = pick(directories=False)
         if action == 0:
             if not (root / new).exists():
@@ -213,6 +221,8 @@ def _random_changes(root: Path, watched: Watched, dice: random.Random) -> None:
                 file.write("more")
             watched.content(path)
         elif action == 4 and path:
+            if os.lstat(root / path).st_nlink > 1:
+                watched.attributes(path)
             os.unlink(root / path)
             watched.entry(path)
         elif action == 5 and path and not (root / new).exists():
@@ -225,11 +235,18 @@ def _random_changes(root: Path, watched: Watched, dice: random.Random) -> None:
         elif action == 7 and where:
             target = pick(directories=True)
             if target and dice.random() < 0.5:
+                for parent, _, files in os.walk(root / target):
+                    for name in files:
+                        if os.lstat(os.path.join(parent, name)).st_nlink > 1:
+                            watched.attributes(os.path.relpath(os.path.join(parent, name), root))
                 shutil.rmtree(root / target)
                 watched.entry(target)
             elif target and not (where + "/").startswith(target + "/") and not (root / where / "moved").exists():
                 os.rename(root / target, root / where / "moved")
                 watched.moved(target, f"{where}/moved")
+        elif action > 7 and path and not (root / new).exists():
+            os.link(root / path, root / new)
+            watched.made(new)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -248,6 +265,35 @@ def test_an_update_comes_to_what_a_scan_comes_to(place: Directory, tmp_path: Pat
         scanned = fresh.scan()
         fresh.close()
         assert dict(walk(place.store, updated.root.hash)) == dict(walk(place.store, scanned.root.hash))
+        assert updated.sums == scanned.sums
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_an_update_refuses_the_hard_links_that_a_scan_refuses(place: Directory, seed: int) -> None:
+    dice = random.Random(seed)
+
+    def shown(root: TreeEntry) -> dict[bytes, TreeEntry]:
+        """What a group is called does not matter, nor then the names of the trees that hold it."""
+        return {
+            path: msgspec.structs.replace(entry, link_group=int(entry.link_group != 0), hash=b"")
+            if entry.kind is Kind.DIRECTORY or entry.link_group
+            else entry
+            for path, entry in walk(place.store, root.hash)
+        }
+
+    for name in ("a/b", "e"):
+        (place.root / name).mkdir(parents=True)
+    for number in range(8):
+        (place.root / dice.choice(("a", "a/b", "e", ".")) / f"f{number}").write_text(str(number))
+    place.scan(REFUSING)
+    for _ in range(6):
+        watched = Watched(place.root)
+        _random_changes(place.root, watched, dice, links=True)
+        updated = place.update(*watched.dirty(), REFUSING)
+        fresh = Directory(place.store, place.root)
+        scanned = fresh.scan(REFUSING)
+        fresh.close()
+        assert shown(updated.root) == shown(scanned.root)
         assert updated.sums == scanned.sums
 
 
@@ -382,3 +428,97 @@ def test_a_hard_link_in_a_directory_whose_path_another_one_has_taken(place: Dire
         entry = find(place.store, recorded.root, path)
         assert entry is not None and place.store.read_blob(entry.hash) == b"second"
     assert len({row.link_group for _, row in walk(place.store, recorded.root.hash) if row.kind is Kind.FILE}) == 1
+
+
+def _reasons(place: Directory, root: TreeEntry) -> dict[bytes, str]:
+    return {path: entry.target.decode() for path, entry in walk(place.store, root.hash) if entry.kind is Kind.OPAQUE}
+
+
+def test_refused_hard_links_are_neither_read_nor_stored(
+    place: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside").write_text("of somebody else")
+    os.link(tmp_path / "outside", place.root / "linked")
+    (place.root / "alone").write_text("mine")
+    read: list[bytes] = []
+
+    def watched(store: Store, name: bytes, dir_fd: int) -> Captured | OpaqueReason:
+        read.append(name)
+        return capture_file(store, name, dir_fd)
+
+    monkeypatch.setattr(recorder, "capture_file", watched)
+    recorded = place.scan(REFUSING)
+    assert _reasons(place, recorded.root) == {b"linked": "hard-link"}
+    assert read == [b"alone"]
+    assert recorded.sums.skipped == 1
+    # Without the refusal it is a file like any other, and with it again it is none.
+    assert _reasons(place, place.record()) == {}
+    assert _reasons(place, place.record(REFUSING)) == {b"linked": "hard-link"}
+    (tmp_path / "outside").unlink()
+    assert _reasons(place, place.record(REFUSING)) == {}
+
+
+def test_a_refused_file_is_kept_again_when_its_other_name_goes(place: Directory) -> None:
+    """Also where the worker does not know the name that is left."""
+    for name in ("a", "b"):
+        (place.root / name).mkdir()
+    one, two = place.root / "a" / "one", place.root / "b" / "two"
+    one.write_text("content")
+    place.scan(REFUSING)
+    watched = Watched(place.root)
+    os.link(one, two)
+    watched.made("b/two")
+    directories = watched.dirty()[0]
+    recorded = place.update(directories, [watched.file(one.stat().st_ino, [b"a/one", b"b/two"], False)], REFUSING)
+    assert _reasons(place, recorded.root) == {b"a/one": "hard-link", b"b/two": "hard-link"}
+    assert recorded.root == place.record(REFUSING)
+    inode = two.stat().st_ino
+    one.unlink()
+    root = place.root.stat().st_ino
+    gone = DirtyDirectory(one.parent.stat().st_ino, root, b"a", [b"one"], False, False, False)
+    recorded = place.update([gone], [watched.file(inode, [], False)], REFUSING)
+    assert _reasons(place, recorded.root) == {}
+    entry = find(place.store, recorded.root, b"b/two")
+    assert entry is not None and place.store.read_blob(entry.hash) == b"content"
+    assert entry.link_group == 0
+
+
+def test_a_file_that_never_holds_still_is_named(place: Directory) -> None:
+    # Reading it takes longer than a tick of the clock by which the change is seen.
+    (place.root / "log").write_bytes(os.urandom(32 << 20))
+    (place.root / "still").write_text("still")
+    stop = threading.Event()
+
+    def write() -> None:
+        with open(place.root / "log", "r+b") as file:
+            while not stop.is_set():
+                file.seek(0)
+                file.write(os.urandom(16))
+                file.flush()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        recorded = place.scan(Rules((), -1))
+    finally:
+        stop.set()
+        writer.join()
+    assert _reasons(place, recorded.root) == {b"log": "changing"}
+    assert recorded.sums.skipped == 1
+    assert _reasons(place, place.record(Rules((), -1))) == {}
+
+
+def test_files_that_cannot_be_read_are_named(place: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (errno.EACCES, errno.EIO):
+        (place.root / errno.errorcode[number]).write_text("x")
+
+    def refuse(name: bytes, dir_fd: int) -> int:
+        number = getattr(errno, os.fsdecode(name))
+        raise OSError(number, os.strerror(number), name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(capture, "open_for_reading", refuse)
+        recorded = place.scan()
+    assert _reasons(place, recorded.root) == {b"EACCES": "unreadable", b"EIO": "unreadable"}
+    assert recorded.sums.skipped == 2
+    assert _reasons(place, place.record()) == {}

@@ -68,6 +68,13 @@ def test_maps_and_bytes() -> None:
     assert made["hash"] == "ab"
 
 
+def test_durations() -> None:
+    retain = workspace_pb2.Retention(count=2)
+    assert documents.document(retain) == {"count": 2, "max_age": None}
+    retain.max_age.FromMilliseconds(90_500)
+    assert documents.document(retain) == {"count": 2, "max_age": "90.500s"}
+
+
 def test_diff_keeps_its_lines() -> None:
     made = documents.document(common_pb2.FileChange(diff=b"-a\\\n+\tb\x1b\n"))
     assert made["diff"] == "-a\\\\\n+\tb\\x1b\n"

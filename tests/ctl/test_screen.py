@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cogfs.ctl import screen
-from cogfs.v1 import common_pb2, snapshot_pb2, thread_pb2
+from cogfs.ctl.snapshots import show_snapshot
+from cogfs.v1 import common_pb2, snapshot_pb2, thread_pb2, workspace_pb2
 
 
 def _report(**fields: object) -> common_pb2.RestoreReport:
@@ -119,3 +120,41 @@ def test_no_progress_without_a_terminal() -> None:
 
 def test_time_that_is_unset() -> None:
     assert screen.time(snapshot_pb2.Snapshot().created_at) == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "nanos", "shown"),
+    [
+        (0, 0, 0, ""),
+        (200, 0, 0, "the 200 newest"),
+        (0, 1209600, 0, "none older than 14 days"),
+        (3, 5400, 0, "the 3 newest, none older than 90 minutes"),
+        (0, 7200, 0, "none older than 2 hours"),
+        (0, 61, 500_000_000, "none older than 61.5 s"),
+    ],
+)
+def test_retention(count: int, seconds: int, nanos: int, shown: str) -> None:
+    retain = workspace_pb2.Retention(count=count)
+    retain.max_age.seconds, retain.max_age.nanos = seconds, nanos
+    assert screen.retention(retain) == shown
+
+
+def test_snapshot_names_what_it_skipped_and_what_it_took(capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = ["too-large", "changing", "unreadable", "hard-link", "unsupported-name"]
+    snapshot = snapshot_pb2.Snapshot(
+        id="s1",
+        exclude=["*.log", "dist/"],
+        refuse_hard_links=True,
+        skipped=[common_pb2.PathReason(path=f"of {reason}\n".encode(), reason=reason) for reason in reasons],
+        stats=snapshot_pb2.SnapshotStats(
+            files=5, bytes=2048, hashed=2, reused=3, stored_bytes=1024, duration_ms=12.34, directories=4, symlinks=1
+        ),
+    )
+    show_snapshot(snapshot)
+    out = capsys.readouterr().out
+    for reason in reasons:
+        assert f"  {reason:16} of {reason}\\x0a\n" in out
+    assert "holds       5 files (2.0 KiB), 4 directories, 1 links\n" in out
+    assert "cost        12.3 ms, 2 files read, 3 not read, 1.0 KiB stored\n" in out
+    assert "excludes    *.log, dist/\n" in out
+    assert "hard links  not recorded\n" in out

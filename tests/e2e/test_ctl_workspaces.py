@@ -84,7 +84,12 @@ def test_status_counts_what_changed(daemon: Ctl, mounted: Path) -> None:
 
 def test_options(daemon: Ctl, project: Path) -> None:
     made = daemon.json("mount", project, "--exclude", "*.log", "--exclude", "build/", "--max-file-bytes", "100")
-    assert made["options"] == {"exclude": ["*.log", "build/"], "max_file_bytes": 100}
+    assert made["options"] == {
+        "exclude": ["*.log", "build/"],
+        "max_file_bytes": 100,
+        "retain": None,
+        "refuse_hard_links": False,
+    }
     (project / "big").write_bytes(b"x" * 101)
     (project / "a.log").write_text("log\n")
     snapshot = daemon.json("checkpoint", project, "--wait")

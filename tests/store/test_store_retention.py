@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cogfs.store.retention import expired, in_use
+from cogfs.store.retention import expired, in_use, why_needed
 from cogfs.store.schema import (
     JournalRow,
     SnapshotOrigin,
@@ -186,3 +186,31 @@ def test_what_a_workspace_needs_itself() -> None:
     assert in_use(workspace, journal) == {"last", "from", "back", "target", "safety"}
     journal = msgspec.structs.replace(journal, undo=UndoRow("target", "other"))
     assert in_use(workspace, journal) == {"last", "from", "back", "target", "safety", "other"}
+
+
+@pytest.mark.parametrize(
+    ("letter", "said", "passes"),
+    [("s", "", False), ("x", "", False), ("f", "not captured", True), ("p", "protected", False)],
+)
+def test_why_a_snapshot_by_itself_is_not_deleted(letter: str, said: str, passes: bool) -> None:
+    (row,) = snapshots(letter)
+    why, later = why_needed(row, WorkspaceRow("w", b"/r", b"", WorkspaceOptions(), 0), None, "other")
+    assert said in why and bool(said) == bool(why)
+    assert later is passes
+
+
+def test_why_a_workspace_does_not_let_a_snapshot_go() -> None:
+    (row,) = snapshots("s")
+    workspace = WorkspaceRow("w", b"/r", b"", WorkspaceOptions(), 0)
+    assert why_needed(row, workspace, None, row.id) == ("is the newest of its workspace", False)
+    last = msgspec.structs.replace(workspace, last_snapshot_id=row.id)
+    assert why_needed(row, last, None, "") == ("is the newest of its workspace", False)
+    for undo in (UndoRow(row.id, "other"), UndoRow("other", row.id)):
+        why, later = why_needed(row, msgspec.structs.replace(workspace, undo=undo), None, "")
+        assert "undo" in why and not later
+    for journal in (JournalRow("r", "w", row.id, "o", (), 0), JournalRow("r", "w", "o", row.id, (), 0)):
+        why, later = why_needed(row, workspace, journal, "")
+        assert "restore" in why and later
+    why, later = why_needed(row, workspace, None, "", {row.id})
+    assert "restore" in why and later
+    assert why_needed(row, workspace, None, "", {"other"}) == ("", False)

@@ -23,6 +23,7 @@ from cogfs.store.schema import (
     JournalRow,
     Kind,
     OpaqueReason,
+    PolicyRow,
     RecordState,
     RecoveryRow,
     Skipped,
@@ -484,3 +485,36 @@ def test_ids_ascend_and_have_their_form() -> None:
     assert len(together) == 20_000
     assert all(len(name) == 31 and name.startswith("snap_") for name in together)
     assert not set("".join(together).replace("snap_", "")) - set("0123456789abcdefghjkmnpqrstvwxyz")
+
+
+def test_policies_of_the_runtime_and_of_agents(place: Path) -> None:
+    said = PolicyRow(False, ("dist/**",), -1, True)
+    with Store.open(place) as store:
+        with store.write() as rows:
+            assert rows.policy() is None
+            rows.put_policy(PolicyRow())
+            rows.put_policy(said, "runtime")
+            rows.put_policy(said, "编码")
+            rows.put_thread(msgspec.structs.replace(thread("t"), agent="编码", checkpoints=said))
+            rows.delete_policy("nobody")
+            rows.delete_policy("\0")
+            with pytest.raises(ValueError, match="cannot be an id"):
+                rows.put_policy(said, "x" * 129)
+        with store.write() as rows:
+            rows.delete_policy("runtime")
+    with Store.open(place) as store, store.read() as reader:
+        assert reader.policy() == PolicyRow()
+        assert reader.policy("runtime") is None
+        assert reader.policy("编码") == said
+        assert reader.policy("x" * 129) is None
+        assert reader.thread("t").checkpoints == said
+
+
+def test_whether_a_snapshot_is_there(place: Path) -> None:
+    with Store.open(place) as store, store.write() as rows:
+        rows.put_snapshot(snapshot("snap_a", "ws"))
+        assert rows.has_snapshot("snap_a")
+        assert not rows.has_snapshot("snap_b")
+        assert not rows.has_snapshot("")
+        rows.delete_snapshot("snap_a")
+        assert not rows.has_snapshot("snap_a")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from google.protobuf import struct_pb2
+from google.protobuf import duration_pb2, struct_pb2
 
 from cogfs.client.errors import ValidationError
-from cogfs.v1 import common_pb2, thread_pb2
+from cogfs.v1 import common_pb2, thread_pb2, workspace_pb2
 
 #: A path: text as Python has it, or the filesystem's own bytes.
 PathArgument = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+#: What one level says of checkpoints: on, off, or ``enabled``, ``exclude``, ``max_file_bytes``, ``rewind_files``.
+CheckpointsArgument = bool | Mapping[str, Any] | thread_pb2.CheckpointPolicy
+#: Which snapshots remain: ``count`` and ``max_age`` (a timedelta, or seconds).
+RetentionArgument = Mapping[str, Any] | workspace_pb2.Retention
 
 #: What ``entry_kind`` takes.
 ENTRY_KINDS = tuple(value.name.lower() for value in thread_pb2.Entry.Kind.DESCRIPTOR.values if value.number)
@@ -89,3 +96,55 @@ def struct(metadata: Mapping[str, Any] | None) -> struct_pb2.Struct | None:
     except (TypeError, ValueError, AttributeError) as error:
         raise ValidationError(f"metadata holds only what JSON can say: {error}") from None
     return message
+
+
+def checkpoints(value: CheckpointsArgument | None) -> thread_pb2.CheckpointPolicy | None:
+    """What a level says of checkpoints; None when it says nothing."""
+    if value is None or isinstance(value, thread_pb2.CheckpointPolicy):
+        return value
+    if isinstance(value, bool):
+        return thread_pb2.CheckpointPolicy(enabled=value)
+    fields = _fields(value, ("enabled", "exclude", "max_file_bytes", "rewind_files"), "checkpoints")
+    exclude = fields.pop("exclude", None) or ()
+    try:
+        return thread_pb2.CheckpointPolicy(exclude=globs(exclude), **fields)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValidationError(f"checkpoints are true, false, or a policy: {error}") from None
+
+
+def retention(value: RetentionArgument | None) -> workspace_pb2.Retention | None:
+    """Which snapshots remain; None when that is not said."""
+    if value is None or isinstance(value, workspace_pb2.Retention):
+        return value
+    fields = _fields(value, ("count", "max_age"), "a retention")
+    try:
+        message = workspace_pb2.Retention(count=fields.get("count") or 0)
+        age = fields.get("max_age")
+        if age is not None:
+            message.max_age.CopyFrom(_duration(age))
+    except (TypeError, ValueError) as error:
+        raise ValidationError(f"a retention has a count and a max_age: {error}") from None
+    return message
+
+
+def _duration(age: datetime.timedelta | float) -> duration_pb2.Duration:
+    seconds = age.total_seconds() if isinstance(age, datetime.timedelta) else float(age)
+    if not math.isfinite(seconds):
+        raise ValueError("an age is a number of seconds")
+    message = duration_pb2.Duration()
+    message.FromMicroseconds(round(seconds * 1e6))
+    return message
+
+
+def globs(value: Iterable[str]) -> list[str]:
+    """Globs to exclude; one alone may stand for itself."""
+    return [text(glob, "glob") for glob in ([value] if isinstance(value, str) else value)]
+
+
+def _fields(value: Mapping[str, Any], known: tuple[str, ...], what: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValidationError(f"{what} cannot be {value!r}")
+    unknown = [name for name in value if name not in known]
+    if unknown:
+        raise ValidationError(f"{what} have no {unknown[0]!r}: give {', '.join(known)}")
+    return {name: item for name, item in value.items() if item is not None}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from cogfs.client.arguments import PathArgument, absolute, text
+from cogfs.client.arguments import CheckpointsArgument, PathArgument, RetentionArgument, absolute, text
+from cogfs.client.arguments import checkpoints as policy_of
 from cogfs.client.connection import Connection, paged
 from cogfs.client.lifecycle import ensure_daemon
 from cogfs.client.places import default_endpoint
@@ -49,6 +50,8 @@ class Client:
         *,
         exclude: Iterable[str] | None = None,
         max_file_bytes: int | None = None,
+        retain: RetentionArgument | None = None,
+        refuse_hard_links: bool | None = None,
         force_root: bool = False,
         scan: bool = False,
     ) -> Workspace:
@@ -58,13 +61,14 @@ class Client:
         with a mount.
 
         ``exclude`` are globs as in .gitignore, on top of .git, node_modules and .cogfs; files larger than
-        ``max_file_bytes`` (10 MiB; negative: no limit) are left out. Either one, when given, replaces both of the
-        workspace's.
+        ``max_file_bytes`` (10 MiB; negative: no limit) are left out, and with ``refuse_hard_links`` those with more
+        than one name. ``retain`` says which snapshots remain after each new one: ``{"count": 200, "max_age":
+        timedelta(days=14)}`` (all). Any one of these four, when given, replaces all four of the workspace's.
         """
         request = workspace_pb2.MountRequest(
             root=absolute(path),
             at=b"" if at is None else absolute(at),
-            options=options(exclude, max_file_bytes),
+            options=options(exclude, max_file_bytes, retain, refuse_hard_links),
             force_root=force_root,
             scan=scan,
         )
@@ -81,11 +85,15 @@ class Client:
         *,
         exclude: Iterable[str] | None = None,
         max_file_bytes: int | None = None,
+        retain: RetentionArgument | None = None,
+        refuse_hard_links: bool | None = None,
         force_root: bool = False,
     ) -> Workspace:
         """Registers a directory without mounting it. AlreadyExists."""
         request = workspace_pb2.CreateWorkspaceRequest(
-            root=absolute(path), options=options(exclude, max_file_bytes), force_root=force_root
+            root=absolute(path),
+            options=options(exclude, max_file_bytes, retain, refuse_hard_links),
+            force_root=force_root,
         )
         return Workspace(self._connection, self._connection.call(self._connection.workspaces.CreateWorkspace, request))
 
@@ -107,13 +115,19 @@ class Client:
         """The snapshot with this id. NotFound."""
         return Snapshot.get(self._connection, snapshot_id)
 
-    def create_thread(self, id: str | None = None, *, workspace: Workspace | str | None = None) -> Thread:
+    def create_thread(
+        self, id: str | None = None, *, workspace: Workspace | str | None = None, agent: str | None = None
+    ) -> Thread:
         """A new conversation, about the files of a workspace when one is given. AlreadyExists.
+
+        ``agent``: whose policy of checkpoints holds in it.
 
         An id is 1 to 128 of A-Z a-z 0-9 . _ : - ; without one the daemon chooses.
         """
         request = thread_pb2.CreateThreadRequest(
-            thread_id=text(id or "", "thread's id"), workspace_id=workspace_id(workspace)
+            thread_id=text(id or "", "thread's id"),
+            workspace_id=workspace_id(workspace),
+            agent=text(agent or "", "agent's name"),
         )
         return Thread(self._connection, self._connection.call(self._connection.threads.CreateThread, request))
 
@@ -121,6 +135,22 @@ class Client:
         """The thread with this id. NotFound."""
         request = thread_pb2.GetThreadRequest(thread_id=text(thread_id, "thread's id"))
         return Thread(self._connection, self._connection.call(self._connection.threads.GetThread, request))
+
+    def set_policy(self, checkpoints: CheckpointsArgument | None, *, agent: str | None = None) -> thread_pb2.Policy:
+        """What an agent, or without one the runtime (this daemon), says of checkpoints; None: nothing any more.
+
+        ``checkpoints`` is True, False, or any of ``{"enabled": True, "exclude": [...], "max_file_bytes": N,
+        "rewind_files": False}``. The most specific of run, thread, agent and runtime that says anything turns them on
+        or off, and the excludes of all add up. ``rewind_files``, of the runtime alone, is what ``rewind`` does when it
+        is not told whether to take the files back.
+        """
+        request = thread_pb2.SetPolicyRequest(checkpoints=policy_of(checkpoints), **_level(agent))
+        return self._connection.call(self._connection.threads.SetPolicy, request)
+
+    def policy(self, *, agent: str | None = None) -> thread_pb2.Policy:
+        """What an agent, or without one the runtime, says of checkpoints, and what that comes to."""
+        request = thread_pb2.GetPolicyRequest(**_level(agent))
+        return self._connection.call(self._connection.threads.GetPolicy, request)
 
     def threads(self) -> Iterator[Thread]:
         """All threads, the most recently used first."""
@@ -131,6 +161,11 @@ class Client:
             return [Thread(self._connection, message) for message in answer.threads], answer.next_page_token
 
         return paged(page)
+
+
+def _level(agent: str | None) -> dict[str, Any]:
+    """The field of a request that names an agent, or without one the runtime."""
+    return {"runtime": True} if agent is None else {"agent": text(agent, "agent's name")}
 
 
 def connect(endpoint: str | None = None, *, start: bool = False) -> Client:

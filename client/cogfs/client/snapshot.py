@@ -39,6 +39,12 @@ class Snapshot:
         self.message = Snapshot.get(self._connection, self.id).message
         return self
 
+    def delete(self) -> None:
+        """Forgets it. Busy while a restore needs it or it is not captured, ValidationError when it is the newest or
+        needed to undo the last restore."""
+        request = snapshot_pb2.DeleteSnapshotRequest(snapshot_id=self.id)
+        self._connection.call(self._connection.snapshots.DeleteSnapshot, request)
+
     def restore(
         self,
         paths: Iterable[PathArgument] = (),

@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cogfs.client.arguments import entry_kind, struct, text, wait
+from cogfs.client.arguments import CheckpointsArgument, entry_kind, struct, text, wait
+from cogfs.client.arguments import checkpoints as policy_of
 from cogfs.client.connection import Connection, paged
 from cogfs.client.workspace import Workspace
 from cogfs.v1 import thread_pb2
@@ -46,13 +47,29 @@ class Thread:
         metadata: Mapping[str, Any] | None = None,
         require_checkpoint: bool = False,
         wait_for: str | None = None,
+        checkpoints: CheckpointsArgument | None = None,
+        agent: str | None = None,
+        parent_tool_call_id: str | None = None,
     ) -> thread_pb2.Entry:
         """Adds a user's message, after a checkpoint of the files which the entry then names.
 
         A checkpoint that fails is a CheckpointWarning, or, with ``require_checkpoint``, an error without the message.
+        Messages that are queued while a run goes on are user's messages too, each with its own checkpoint.
+
+        Of the run that writes the message: ``checkpoints`` is what it says of them (see ``Client.set_policy``),
+        ``agent`` the agent that it is on where that is not the thread's, and ``parent_tool_call_id`` the tool call of
+        another run that started it, in which case it takes none.
         """
         return self.append(
-            "user", content, id=id, metadata=metadata, require_checkpoint=require_checkpoint, wait_for=wait_for
+            "user",
+            content,
+            id=id,
+            metadata=metadata,
+            require_checkpoint=require_checkpoint,
+            wait_for=wait_for,
+            checkpoints=checkpoints,
+            agent=agent,
+            parent_tool_call_id=parent_tool_call_id,
         )
 
     def append(
@@ -64,10 +81,21 @@ class Thread:
         metadata: Mapping[str, Any] | None = None,
         require_checkpoint: bool = False,
         wait_for: str | None = None,
+        checkpoints: CheckpointsArgument | None = None,
+        agent: str | None = None,
+        parent_tool_call_id: str | None = None,
     ) -> thread_pb2.Entry:
         """Adds an entry: user, assistant, tool, system, note, session_event or summary."""
         answer = self.append_entry(
-            kind, content, id=id, metadata=metadata, require_checkpoint=require_checkpoint, wait_for=wait_for
+            kind,
+            content,
+            id=id,
+            metadata=metadata,
+            require_checkpoint=require_checkpoint,
+            wait_for=wait_for,
+            checkpoints=checkpoints,
+            agent=agent,
+            parent_tool_call_id=parent_tool_call_id,
         )
         if answer.checkpoint_error:
             warnings.warn(
@@ -84,6 +112,9 @@ class Thread:
         metadata: Mapping[str, Any] | None = None,
         require_checkpoint: bool = False,
         wait_for: str | None = None,
+        checkpoints: CheckpointsArgument | None = None,
+        agent: str | None = None,
+        parent_tool_call_id: str | None = None,
     ) -> thread_pb2.AppendEntryResponse:
         """As ``append``, with the whole answer: the entry, and why a checkpoint that was due is missing."""
         request = thread_pb2.AppendEntryRequest(
@@ -94,6 +125,9 @@ class Thread:
             entry_id=text(id or "", "entry's id"),
             require_checkpoint=require_checkpoint,
             wait=wait(wait_for),
+            checkpoints=policy_of(checkpoints),
+            agent=text(agent or "", "agent's name"),
+            parent_tool_call_id=text(parent_tool_call_id or "", "tool call's id"),
         )
         return self._connection.call(self._connection.threads.AppendEntry, request)
 
@@ -112,17 +146,28 @@ class Thread:
 
         return paged(page)
 
+    def set_policy(self, checkpoints: CheckpointsArgument | None) -> thread_pb2.Policy:
+        """What the thread says of checkpoints, as ``Client.set_policy``; None: nothing any more."""
+        request = thread_pb2.SetPolicyRequest(thread_id=self.id, checkpoints=policy_of(checkpoints))
+        return self._connection.call(self._connection.threads.SetPolicy, request)
+
+    def policy(self) -> thread_pb2.Policy:
+        """What the thread says of checkpoints, and what it comes to with its agent and the runtime."""
+        request = thread_pb2.GetPolicyRequest(thread_id=self.id)
+        return self._connection.call(self._connection.threads.GetPolicy, request)
+
     def rewind(
         self,
         entry_id: str,
         *,
-        files: bool = False,
+        files: bool | None = None,
         memory: bool = True,
         workspace: Workspace | str | None = None,
         dry_run: bool = False,
         force: bool = False,
     ) -> thread_pb2.RewindReport:
-        """Takes the conversation back to an entry, and with ``files`` the files to what they were there.
+        """Takes the conversation back to an entry, and with ``files`` the files to what they were there. Without a word
+        on ``files``, the runtime's policy says (``rewind_files``; it does not, unless it was set).
 
         ``dry_run`` changes nothing and reports what would be changed. ThreadBusy or WorkspaceBusy when something is in
         the way; ``force`` goes past open files, whose holders keep the old ones.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from cogfs.client import snapshot as snapshots
-from cogfs.client.arguments import PathArgument, absolute, struct, text, wait
+from cogfs.client.arguments import PathArgument, RetentionArgument, absolute, globs, retention, struct, text, wait
 from cogfs.client.connection import Connection, paged
 from cogfs.client.errors import ValidationError
 from cogfs.client.snapshot import Progress, Snapshot
@@ -45,12 +45,14 @@ class Workspace:
         exclude: Iterable[str] | None = None,
         max_file_bytes: int | None = None,
         scan: bool = False,
+        retain: RetentionArgument | None = None,
+        refuse_hard_links: bool | None = None,
     ) -> Workspace:
         """Mounts it again, after it was unmounted or its worker died. Options as for ``Client.mount``."""
         request = workspace_pb2.MountRequest(
             workspace_id=self.id,
             at=b"" if at is None else absolute(at),
-            options=options(exclude, max_file_bytes),
+            options=options(exclude, max_file_bytes, retain, refuse_hard_links),
             scan=scan,
         )
         self.message = self._connection.call(self._connection.workspaces.Mount, request)
@@ -92,6 +94,14 @@ class Workspace:
 
         return paged(page)
 
+    def prune(
+        self, retain: RetentionArgument | None = None, *, dry_run: bool = False
+    ) -> snapshot_pb2.PruneSnapshotsResponse:
+        """Deletes the snapshots that ``retain`` (``{"count": 50, "max_age": timedelta(days=14)}``), or without it the
+        workspace's own retention, does not keep. What the workspace needs itself always remains."""
+        request = snapshot_pb2.PruneSnapshotsRequest(workspace_id=self.id, retain=retention(retain), dry_run=dry_run)
+        return self._connection.call(self._connection.snapshots.PruneSnapshots, request)
+
     def restore(
         self,
         snapshot_id: str,
@@ -117,11 +127,18 @@ class Workspace:
         return self._connection.call(self._connection.threads.Undo, request)
 
 
-def options(exclude: Iterable[str] | None, max_file_bytes: int | None) -> workspace_pb2.WorkspaceOptions | None:
+def options(
+    exclude: Iterable[str] | None,
+    max_file_bytes: int | None,
+    retain: RetentionArgument | None = None,
+    refuse_hard_links: bool | None = None,
+) -> workspace_pb2.WorkspaceOptions | None:
     """The options of a workspace; None when none is given, which leaves those that it has."""
-    if exclude is None and max_file_bytes is None:
+    if exclude is None and max_file_bytes is None and retain is None and refuse_hard_links is None:
         return None
-    globs = [exclude] if isinstance(exclude, str) else list(exclude or ())
     return workspace_pb2.WorkspaceOptions(
-        exclude=[text(glob, "glob") for glob in globs], max_file_bytes=max_file_bytes or 0
+        exclude=globs(exclude or ()),
+        max_file_bytes=max_file_bytes or 0,
+        retain=retention(retain),
+        refuse_hard_links=refuse_hard_links or False,
     )

@@ -1,8 +1,8 @@
 """Messages of the API as JSON documents. Knows no commands.
 
-Fields have the API's names, and all are there. 64-bit numbers are numbers, timestamps RFC 3339 (null when unset), enums
-their names in lower case, hashes hexadecimal, names of files and other bytes escaped as ``cogfs.client.names`` says;
-a message that is unset is null.
+Fields have the API's names, and all are there. 64-bit numbers are numbers, timestamps RFC 3339 (null when unset),
+durations in seconds ("90s"), enums their names in lower case, hashes hexadecimal, names of files and other bytes
+escaped as ``cogfs.client.names`` says; a message that is unset is null.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import sys
 from typing import Any
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct, Value
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -20,7 +21,7 @@ from cogfs.client.names import escape, escape_text
 
 _HASHES = {"hash", "root_hash"}
 _TEXTS = {"diff"}
-_TIMESTAMP = Timestamp.DESCRIPTOR.full_name
+_TIMES = {Timestamp.DESCRIPTOR.full_name, Duration.DESCRIPTOR.full_name}
 _STRUCT = Struct.DESCRIPTOR.full_name
 
 
@@ -49,7 +50,7 @@ def _field(message: Message, field: Any) -> Any:
 
 def _value(value: Any, field: Any) -> Any:
     if field.message_type is not None:
-        return value.ToJsonString() if field.message_type.full_name == _TIMESTAMP else document(value)
+        return value.ToJsonString() if field.message_type.full_name in _TIMES else document(value)
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
         return known.name.lower() if known else value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,6 +45,28 @@ class Invocation:
             raise UsageError("with --json nothing is asked: give --yes, or --dry-run to see what would change")
         if not sys.stdin.isatty():
             raise UsageError("there is no terminal to ask on: give --yes, or --dry-run to see what would change")
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def age(text: str | None) -> float | None:
+    """An age as it is typed ("90s", "12h", "14d"), in seconds."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
+    seconds = float(found[1]) * _UNITS[found[2]] if found else math.inf
+    if not seconds <= 100 * 366 * 86400:
+        raise UsageError(f"{text!r} is no age: give a number and one of s, m, h, d, w (seconds to weeks), like 14d")
+    return seconds
+
+
+def retention(count: int | None, max_age: str | None) -> dict[str, float | int] | None:
+    """What two options say of the snapshots that remain; None when neither was given."""
+    seconds = age(max_age)
+    if count is None and seconds is None:
+        return None
+    return {"count": count or 0, "max_age": seconds or 0.0}
 
 
 def invocation(context: typer.Context) -> Invocation:

@@ -34,8 +34,9 @@ This page is written by `make generate` from the commands themselves.
 ### JSON
 
 Fields have the names of the API (`cogfs.v1`), and all of them are there. 64-bit numbers are numbers, timestamps RFC
-3339 in UTC, values of enums their names in lower case, hashes hexadecimal; what is unset is `null`. Lists are under a
-name: `workspaces`, `snapshots`, `threads`, `entries`, `handles`, `files`. A message's document is its entry.
+3339 in UTC, durations in seconds (`"90s"`), values of enums their names in lower case, hashes hexadecimal; what is
+unset is `null`. Lists are under a name: `workspaces`, `snapshots`, `threads`, `entries`, `handles`, `files`. A
+message's document is its entry.
 
 ### Names of files
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cogfs.client.names import escape, printable
-from cogfs.v1 import common_pb2, snapshot_pb2, thread_pb2
+from cogfs.v1 import common_pb2, snapshot_pb2, thread_pb2, workspace_pb2
 
 #: Paths of one kind that a plan shows before it counts the rest.
 _SHOWN = 40
@@ -80,6 +80,21 @@ def size(count: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def age(seconds: float) -> str:
+    """A length of time in the largest unit that makes it a whole number."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:g} s"
+
+
+def retention(retain: workspace_pb2.Retention) -> str:
+    """Which snapshots remain; empty for all."""
+    seconds = retain.max_age.seconds + retain.max_age.nanos / 1e9
+    parts = [f"the {retain.count} newest" if retain.count else "", f"none older than {age(seconds)}" if seconds else ""]
+    return ", ".join(part for part in parts if part)
 
 
 def name(message: Message, field: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cogfs.ctl.invocation import Directory, DryRun, Force, Json, Yes, invocation
+from cogfs.ctl.invocation import Directory, DryRun, Force, Json, Yes, invocation, retention
 
 if TYPE_CHECKING:
     from cogfs.client import Client, Snapshot
@@ -207,6 +207,40 @@ def restore(
         screen.restore(report)
 
 
+def prune(
+    context: typer.Context,
+    directory: Directory,
+    count: Annotated[
+        int | None, typer.Option("--count", metavar="N", min=1, help="Keep so many snapshots, the newest.")
+    ] = None,
+    max_age: Annotated[
+        str | None, typer.Option("--max-age", metavar="AGE", help="Keep none that is older: 90s, 12h, 14d, 2w.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete old snapshots of a workspace.
+
+    Without --count and --max-age, those that the retention of the workspace does not keep (see mount). Whatever they
+    say, these remain: the newest snapshot, those that are not captured yet, and those that an undo or a restore needs.
+    A rewind with files to a message whose snapshot is deleted is not possible any more; `log` marks it.
+    """
+    call = invocation(context)
+    wanted = retention(count, max_age)
+    with call.client() as cog:
+        report = cog.workspace(directory).prune(wanted, dry_run=dry_run)
+    from cogfs.ctl import documents, screen
+
+    if call.json:
+        documents.write(documents.document(report))
+        return
+    for snapshot_id in report.deleted:
+        screen.line(f"  {snapshot_id}")
+    would = "would be " if report.dry_run else ""
+    would_remain = "would remain" if report.dry_run else "remain"
+    screen.line(f"{len(report.deleted)} snapshots {would}deleted, {report.remaining} {would_remain}", "bold")
+
+
 def undo(
     context: typer.Context,
     directory: Directory,
@@ -313,11 +347,18 @@ def _named(entry: snapshot_pb2.TreeEntry) -> str:
 
 
 def _show(context: typer.Context, snapshot: snapshot_pb2.Snapshot) -> None:
-    from cogfs.ctl import documents, screen
+    from cogfs.ctl import documents
 
     if invocation(context).json:
         documents.write(documents.document(snapshot))
-        return
+    else:
+        show_snapshot(snapshot)
+
+
+def show_snapshot(snapshot: snapshot_pb2.Snapshot) -> None:
+    """All that is said of a snapshot."""
+    from cogfs.ctl import screen
+
     stats = snapshot.stats
     screen.fields(
         [
@@ -330,6 +371,8 @@ def _show(context: typer.Context, snapshot: snapshot_pb2.Snapshot) -> None:
             ("taken", screen.time(snapshot.created_at)),
             ("after", snapshot.parent_id),
             ("root", snapshot.root_hash.hex()),
+            ("excludes", ", ".join(snapshot.exclude)),
+            ("hard links", "not recorded" if snapshot.refuse_hard_links else ""),
             (
                 "holds",
                 f"{stats.files} files ({screen.size(stats.bytes)}), {stats.directories} directories, "

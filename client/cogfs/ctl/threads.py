@@ -25,18 +25,23 @@ def new(
         str | None,
         typer.Option("--workspace", metavar="DIR", help="The files that it is about: a directory in a workspace."),
     ] = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", metavar="NAME", help="The agent whose policy of checkpoints holds in it.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Begin a conversation. Without a workspace its messages take no checkpoints."""
     call = invocation(context)
     with call.client() as cog:
-        made = cog.create_thread(thread, workspace=None if workspace is None else cog.workspace(workspace)).message
+        made = cog.create_thread(
+            thread, workspace=None if workspace is None else cog.workspace(workspace), agent=agent
+        ).message
     from cogfs.ctl import documents, screen
 
     if call.json:
         documents.write(documents.document(made))
         return
-    screen.fields([("thread", made.id), ("workspace", made.workspace_id or "none")])
+    screen.fields([("thread", made.id), ("workspace", made.workspace_id or "none"), ("agent", made.agent)])
 
 
 def threads(context: typer.Context, json: Json = False) -> None:
@@ -61,7 +66,10 @@ def log(
     all_branches: Annotated[bool, typer.Option("--all", help="Every branch, not the active one alone.")] = False,
     json: Json = False,
 ) -> None:
-    """Show a conversation, the oldest entry first; [files] marks those with a checkpoint."""
+    """Show a conversation, the oldest entry first; [files] marks those with a checkpoint.
+
+    [files pruned]: the checkpoint was deleted since, and the files cannot be taken back to there.
+    """
     call = invocation(context)
     with call.client() as cog:
         entries = list(cog.thread(thread).entries(all_branches=all_branches))
@@ -71,7 +79,7 @@ def log(
         documents.write({"entries": [documents.document(entry) for entry in entries]})
         return
     for entry in entries:
-        mark = "  [files]" if entry.HasField("file_checkpoint") else ""
+        mark = f"  {_mark(entry)}".rstrip()
         branch = "  (another branch)" if all_branches and not entry.active else ""
         screen.line(f"{entry.id}  {_kind(entry)}  {screen.time(entry.created_at)}{mark}{branch}", "bold")
         for row in entry.content.splitlines():
@@ -95,6 +103,12 @@ def message(
     require_checkpoint: Annotated[
         bool, typer.Option("--require-checkpoint", help="Fail, and save nothing, when the checkpoint fails.")
     ] = False,
+    checkpoints: Annotated[
+        bool | None,
+        typer.Option(
+            "--checkpoints/--no-checkpoints", help="Take one or not, whatever the policies say.", show_default=False
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Add a message to a conversation. A user's message takes a checkpoint of the files first.
@@ -110,6 +124,7 @@ def message(
             id=entry_id,
             require_checkpoint=require_checkpoint,
             wait_for="sealed" if wait else None,
+            checkpoints=checkpoints,
         )
     from cogfs.ctl import documents, screen
 
@@ -122,13 +137,104 @@ def message(
     screen.fields([("entry", entry.id), ("checkpoint", entry.file_checkpoint.snapshot_id)])
 
 
+def policy(
+    context: typer.Context,
+    thread: Annotated[str | None, typer.Option("--thread", metavar="THREAD", help="That of a thread.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="That of an agent.")] = None,
+    checkpoints: Annotated[
+        bool | None, typer.Option("--on/--off", help="Take checkpoints, or take none.", show_default=False)
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="GLOB", help="Leave out what matches, as in .gitignore. Can be repeated."),
+    ] = None,
+    max_file_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--max-file-bytes", metavar="N", max=2**63 - 1, help="Leave out larger files; -1: no limit, 0: 10 MiB."
+        ),
+    ] = None,
+    rewind_files: Annotated[
+        bool | None,
+        typer.Option(
+            "--rewind-files/--no-rewind-files",
+            help="Whether a rewind that does not say takes the files back; of the runtime alone.",
+            show_default=False,
+        ),
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Say nothing at this level any more.")] = False,
+    json: Json = False,
+) -> None:
+    """Show or set when user messages take checkpoints, and what these leave out.
+
+    For a thread, an agent, or, without either, the runtime: this daemon. The most specific that says anything turns
+    them on or off; what all of them exclude adds up with the workspace's excludes. Who gives an option sets all of that
+    level anew, and it is on unless --off is given. Without any, the level is shown.
+    """
+    if thread is not None and agent is not None:
+        raise UsageError("give --thread or --agent, not both")
+    said: dict[str, object] = {
+        name: value
+        for name, value in (
+            ("enabled", checkpoints),
+            ("exclude", exclude or None),
+            ("max_file_bytes", max_file_bytes),
+            ("rewind_files", rewind_files),
+        )
+        if value is not None
+    }
+    if clear and said:
+        raise UsageError("--clear takes away what the level says: give nothing with it")
+    call = invocation(context)
+    with call.client() as cog:
+        level = None if thread is None else cog.thread(thread)
+        if said or clear:
+            wanted = said or None
+            found = cog.set_policy(wanted, agent=agent) if level is None else level.set_policy(wanted)
+        else:
+            found = cog.policy(agent=agent) if level is None else level.policy()
+    from cogfs.ctl import documents, screen
+
+    if call.json:
+        documents.write(documents.document(found))
+        return
+    whose = f"thread {thread}" if thread is not None else f"agent {agent}" if agent is not None else "the runtime"
+    own = found.checkpoints if found.HasField("checkpoints") else None
+    screen.line(f"{whose} says: {_said(own)}")
+    screen.line(f"what holds: {_said(found.effective)}", "bold")
+
+
+def _said(policy: thread_pb2.CheckpointPolicy | None) -> str:
+    """A policy on one line."""
+    from cogfs.ctl import screen
+
+    if policy is None:
+        return "nothing"
+    parts = ["checkpoints on" if policy.enabled else "checkpoints off"]
+    if policy.exclude:
+        parts.append(f"without {', '.join(policy.exclude)}")
+    if policy.HasField("max_file_bytes"):
+        limit = policy.max_file_bytes
+        parts.append("files of any size" if limit < 0 else f"files up to {screen.size(limit)}")
+    if policy.HasField("rewind_files"):
+        parts.append("a rewind takes the files back" if policy.rewind_files else "a rewind leaves the files")
+    return ", ".join(parts)
+
+
 def rewind(
     context: typer.Context,
     thread: ThreadId,
     entry: Annotated[
         str | None, typer.Argument(metavar="ENTRY", help="Where to go back to; without it, the branch is listed.")
     ] = None,
-    files: Annotated[bool, typer.Option("--files", help="Take the files back too.")] = False,
+    files: Annotated[
+        bool | None,
+        typer.Option(
+            "--files/--no-files",
+            help="Take the files back too; without either, as the policy of the runtime says: not, unless it was set.",
+            show_default=False,
+        ),
+    ] = None,
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Leave the conversation and its memory; with --files.")
     ] = False,
@@ -147,7 +253,7 @@ def rewind(
     """
     call = invocation(context)
     if entry is None:
-        if files or no_memory or workspace is not None or dry_run or yes or force:
+        if files is not None or no_memory or workspace is not None or dry_run or yes or force:
             raise UsageError("give the entry to go back to; `rewind THREAD` alone lists them")
         _list_branch(context, thread)
         return
@@ -198,6 +304,13 @@ def _kind(entry: thread_pb2.Entry) -> str:
     return screen.name(entry, "kind")
 
 
+def _mark(entry: thread_pb2.Entry) -> str:
+    """Whether an entry has a checkpoint, for reading."""
+    if not entry.HasField("file_checkpoint"):
+        return ""
+    return "[files pruned]" if entry.file_checkpoint.pruned else "[files]"
+
+
 def _list_branch(context: typer.Context, thread: str) -> None:
     call = invocation(context)
     with call.client() as cog:
@@ -218,7 +331,7 @@ def _branch_rows(entries: Iterable[thread_pb2.Entry]) -> list[tuple[str, ...]]:
             entry.id,
             _kind(entry),
             screen.time(entry.created_at),
-            "[files]" if entry.HasField("file_checkpoint") else "",
+            _mark(entry),
             entry.content.split("\n", 1)[0],
         )
         for entry in entries

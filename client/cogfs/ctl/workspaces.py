@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cogfs.ctl.invocation import Directory, Json, invocation
+from cogfs.ctl.invocation import Directory, Json, invocation, retention
 
 if TYPE_CHECKING:
     from cogfs.v1 import workspace_pb2
@@ -27,6 +27,19 @@ def mount(
             "--max-file-bytes", metavar="N", max=2**63 - 1, help="Leave out larger files; -1: no limit, 0: 10 MiB."
         ),
     ] = None,
+    retain_count: Annotated[
+        int | None,
+        typer.Option("--retain-count", metavar="N", min=0, help="Keep the N newest snapshots; 0: any number."),
+    ] = None,
+    retain_age: Annotated[
+        str | None,
+        typer.Option(
+            "--retain-age", metavar="AGE", help="Keep no snapshot that is older (90s, 12h, 14d, 2w); 0s: any."
+        ),
+    ] = None,
+    refuse_hard_links: Annotated[
+        bool, typer.Option("--refuse-hard-links", help="Neither read nor keep files that have more than one name.")
+    ] = False,
     force_root: Annotated[
         bool, typer.Option("--force-root", help="Accept the root of the filesystem or a home directory.")
     ] = False,
@@ -40,9 +53,9 @@ def mount(
 ) -> None:
     """Mount a project directory, so that its history is kept.
 
-    The mount covers DIR itself: paths stay as they are. A directory that is no workspace yet becomes one. --exclude and
-    --max-file-bytes together are what the workspace leaves out: who gives one of them sets both anew, who gives none
-    changes neither. A dead mount that is found is cleared.
+    The mount covers DIR itself: paths stay as they are. A directory that is no workspace yet becomes one. --exclude,
+    --max-file-bytes, --retain-count, --retain-age and --refuse-hard-links together are the workspace's options: who
+    gives one of them sets all anew, who gives none changes none. A dead mount that is found is cleared.
 
     With --scan nothing is mounted. Each checkpoint looks at all files instead, and reads those whose size, times, inode
     or mode are not what was recorded. All commands work as with a mount, and unmount ends it.
@@ -51,7 +64,15 @@ def mount(
     with call.client() as cog:
         # Typer gives an empty list for an option that was not typed.
         workspace = cog.mount(
-            directory, at, exclude=exclude or None, max_file_bytes=max_file_bytes, force_root=force_root, scan=scan
+            directory,
+            at,
+            exclude=exclude or None,
+            max_file_bytes=max_file_bytes,
+            retain=retention(retain_count, retain_age),
+            # An option that was not typed leaves the workspace's as they are.
+            refuse_hard_links=refuse_hard_links or None,
+            force_root=force_root,
+            scan=scan,
         ).message
     _show(context, workspace)
     if not call.json and _stands_below(workspace):
@@ -177,6 +198,8 @@ def _show(context: typer.Context, workspace: workspace_pb2.Workspace) -> None:
             ("worker", f"process {workspace.worker_pid}" if workspace.worker_pid else ""),
             ("excludes", ", ".join([".git", "node_modules", ".cogfs", *workspace.options.exclude])),
             ("largest file", "no limit" if limit < 0 else screen.size(limit or 10 * 1024 * 1024)),
+            ("hard links", "not recorded" if workspace.options.refuse_hard_links else ""),
+            ("retention", screen.retention(workspace.options.retain)),
             ("snapshots", str(workspace.snapshot_count)),
             ("last snapshot", workspace.last_snapshot_id),
             ("changed since", dirty if workspace.worker_pid else ""),

@@ -151,7 +151,9 @@ class PathReason(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     path: _builtins.bytes
     reason: _builtins.str
-    """too-large, changing, unreadable, hard-link, unsupported-name, special, submount, excluded"""
+    """too-large, changing (it never held still while it was read), unreadable, hard-link (see refuse_hard_links),
+    unsupported-name (never on Linux, where every name is kept), special, submount, excluded
+    """
     def __init__(
         self,
         *,

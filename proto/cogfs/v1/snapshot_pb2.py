@@ -23,11 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from cogfs.v1 import common_pb2 as cogfs_dot_v1_dot_common__pb2
+from cogfs.v1 import workspace_pb2 as cogfs_dot_v1_dot_workspace__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ogfs/v1/snapshot.proto\x12\x08\x63ogfs.v1\x1a\x15\x63ogfs/v1/common.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa3\x04\n\x08Snapshot\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0cworkspace_id\x18\x02 \x01(\t\x12\r\n\x05label\x18\x03 \x01(\t\x12)\n\x08metadata\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.cogfs.v1.Snapshot.State\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x11\n\troot_hash\x18\x07 \x01(\x0c\x12\x0f\n\x07\x65xclude\x18\x08 \x03(\t\x12\x16\n\x0emax_file_bytes\x18\t \x01(\x03\x12%\n\x07skipped\x18\n \x03(\x0b\x32\x14.cogfs.v1.PathReason\x12&\n\x05stats\x18\x0b \x01(\x0b\x32\x17.cogfs.v1.SnapshotStats\x12.\n\ncreated_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06origin\x18\r \x01(\x0e\x32\x19.cogfs.v1.Snapshot.Origin\x12\x11\n\tparent_id\x18\x0e \x01(\t\"B\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\n\n\x06\x46ROZEN\x10\x01\x12\n\n\x06SEALED\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\"E\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\n\n\x06MANUAL\x10\x01\x12\x0b\n\x07MESSAGE\x10\x02\x12\n\n\x06SAFETY\x10\x03\"\x9f\x01\n\rSnapshotStats\x12\r\n\x05\x66iles\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0e\n\x06hashed\x18\x03 \x01(\x03\x12\x0e\n\x06reused\x18\x04 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x03\x12\x13\n\x0b\x64uration_ms\x18\x06 \x01(\x01\x12\x13\n\x0b\x64irectories\x18\x07 \x01(\x03\x12\x10\n\x08symlinks\x18\x08 \x01(\x03\"\x85\x01\n\x15\x43reateSnapshotRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12)\n\x08metadata\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x1c\n\x04wait\x18\x04 \x01(\x0e\x32\x0e.cogfs.v1.Wait\")\n\x12GetSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"S\n\x14ListSnapshotsRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"W\n\x15ListSnapshotsResponse\x12%\n\tsnapshots\x18\x01 \x03(\x0b\x32\x12.cogfs.v1.Snapshot\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"l\n\x16RestoreSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\x12\r\n\x05paths\x18\x04 \x03(\x0c\x12\x0e\n\x06strict\x18\x05 \x01(\x08\"\xa9\x01\n\x0fRestoreProgress\x12.\n\x05phase\x18\x01 \x01(\x0e\x32\x1f.cogfs.v1.RestoreProgress.Phase\x12\x0c\n\x04\x64one\x18\x02 \x01(\x03\x12\r\n\x05total\x18\x03 \x01(\x03\"I\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0c\n\x08PLANNING\x10\x01\x12\r\n\tVERIFYING\x10\x02\x12\x0c\n\x08\x41PPLYING\x10\x03\"q\n\x0cRestoreEvent\x12-\n\x08progress\x18\x01 \x01(\x0b\x32\x19.cogfs.v1.RestoreProgressH\x00\x12)\n\x06report\x18\x02 \x01(\x0b\x32\x17.cogfs.v1.RestoreReportH\x00\x42\x07\n\x05\x65vent\"h\n\x14\x44iffSnapshotsRequest\x12\x18\n\x10\x66rom_snapshot_id\x18\x01 \x01(\t\x12\x16\n\x0eto_snapshot_id\x18\x02 \x01(\t\x12\r\n\x05paths\x18\x03 \x03(\x0c\x12\x0f\n\x07unified\x18\x04 \x01(\x08\"\xd7\x02\n\tTreeEntry\x12\x0c\n\x04path\x18\x01 \x01(\x0c\x12&\n\x04kind\x18\x02 \x01(\x0e\x32\x18.cogfs.v1.TreeEntry.Kind\x12\x0c\n\x04mode\x18\x03 \x01(\r\x12\x0c\n\x04size\x18\x04 \x01(\x03\x12\x0c\n\x04hash\x18\x05 \x01(\x0c\x12\x16\n\x0esymlink_target\x18\x06 \x01(\x0c\x12/\n\x06xattrs\x18\x07 \x03(\x0b\x32\x1f.cogfs.v1.TreeEntry.XattrsEntry\x12\x12\n\nlink_group\x18\x08 \x01(\x06\x12\x0e\n\x06reason\x18\t \x01(\t\x1a-\n\x0bXattrsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"N\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46ILE\x10\x01\x12\r\n\tDIRECTORY\x10\x02\x12\x0b\n\x07SYMLINK\x10\x03\x12\n\n\x06OPAQUE\x10\x04\"G\n\x0fListTreeRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\x0c\x12\x11\n\trecursive\x18\x03 \x01(\x08\"4\n\x0fReadFileRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\x0c\" \n\x10ReadFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\x86\x04\n\x0fSnapshotService\x12\x45\n\x0e\x43reateSnapshot\x12\x1f.cogfs.v1.CreateSnapshotRequest\x1a\x12.cogfs.v1.Snapshot\x12?\n\x0bGetSnapshot\x12\x1c.cogfs.v1.GetSnapshotRequest\x1a\x12.cogfs.v1.Snapshot\x12P\n\rListSnapshots\x12\x1e.cogfs.v1.ListSnapshotsRequest\x1a\x1f.cogfs.v1.ListSnapshotsResponse\x12M\n\x0fRestoreSnapshot\x12 .cogfs.v1.RestoreSnapshotRequest\x1a\x16.cogfs.v1.RestoreEvent0\x01\x12G\n\rDiffSnapshots\x12\x1e.cogfs.v1.DiffSnapshotsRequest\x1a\x14.cogfs.v1.FileChange0\x01\x12<\n\x08ListTree\x12\x19.cogfs.v1.ListTreeRequest\x1a\x13.cogfs.v1.TreeEntry0\x01\x12\x43\n\x08ReadFile\x12\x19.cogfs.v1.ReadFileRequest\x1a\x1a.cogfs.v1.ReadFileResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ogfs/v1/snapshot.proto\x12\x08\x63ogfs.v1\x1a\x15\x63ogfs/v1/common.proto\x1a\x18\x63ogfs/v1/workspace.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbe\x04\n\x08Snapshot\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0cworkspace_id\x18\x02 \x01(\t\x12\r\n\x05label\x18\x03 \x01(\t\x12)\n\x08metadata\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.cogfs.v1.Snapshot.State\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x11\n\troot_hash\x18\x07 \x01(\x0c\x12\x0f\n\x07\x65xclude\x18\x08 \x03(\t\x12\x16\n\x0emax_file_bytes\x18\t \x01(\x03\x12%\n\x07skipped\x18\n \x03(\x0b\x32\x14.cogfs.v1.PathReason\x12&\n\x05stats\x18\x0b \x01(\x0b\x32\x17.cogfs.v1.SnapshotStats\x12.\n\ncreated_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06origin\x18\r \x01(\x0e\x32\x19.cogfs.v1.Snapshot.Origin\x12\x11\n\tparent_id\x18\x0e \x01(\t\x12\x19\n\x11refuse_hard_links\x18\x0f \x01(\x08\"B\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\n\n\x06\x46ROZEN\x10\x01\x12\n\n\x06SEALED\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\"E\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\n\n\x06MANUAL\x10\x01\x12\x0b\n\x07MESSAGE\x10\x02\x12\n\n\x06SAFETY\x10\x03\"\x9f\x01\n\rSnapshotStats\x12\r\n\x05\x66iles\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0e\n\x06hashed\x18\x03 \x01(\x03\x12\x0e\n\x06reused\x18\x04 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x03\x12\x13\n\x0b\x64uration_ms\x18\x06 \x01(\x01\x12\x13\n\x0b\x64irectories\x18\x07 \x01(\x03\x12\x10\n\x08symlinks\x18\x08 \x01(\x03\"\x85\x01\n\x15\x43reateSnapshotRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12)\n\x08metadata\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x1c\n\x04wait\x18\x04 \x01(\x0e\x32\x0e.cogfs.v1.Wait\")\n\x12GetSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"S\n\x14ListSnapshotsRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"W\n\x15ListSnapshotsResponse\x12%\n\tsnapshots\x18\x01 \x03(\x0b\x32\x12.cogfs.v1.Snapshot\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\",\n\x15\x44\x65leteSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\x18\n\x16\x44\x65leteSnapshotResponse\"c\n\x15PruneSnapshotsRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12#\n\x06retain\x18\x02 \x01(\x0b\x32\x13.cogfs.v1.Retention\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"M\n\x16PruneSnapshotsResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x03(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\x11\n\tremaining\x18\x03 \x01(\x03\"l\n\x16RestoreSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\x12\r\n\x05paths\x18\x04 \x03(\x0c\x12\x0e\n\x06strict\x18\x05 \x01(\x08\"\xa9\x01\n\x0fRestoreProgress\x12.\n\x05phase\x18\x01 \x01(\x0e\x32\x1f.cogfs.v1.RestoreProgress.Phase\x12\x0c\n\x04\x64one\x18\x02 \x01(\x03\x12\r\n\x05total\x18\x03 \x01(\x03\"I\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0c\n\x08PLANNING\x10\x01\x12\r\n\tVERIFYING\x10\x02\x12\x0c\n\x08\x41PPLYING\x10\x03\"q\n\x0cRestoreEvent\x12-\n\x08progress\x18\x01 \x01(\x0b\x32\x19.cogfs.v1.RestoreProgressH\x00\x12)\n\x06report\x18\x02 \x01(\x0b\x32\x17.cogfs.v1.RestoreReportH\x00\x42\x07\n\x05\x65vent\"h\n\x14\x44iffSnapshotsRequest\x12\x18\n\x10\x66rom_snapshot_id\x18\x01 \x01(\t\x12\x16\n\x0eto_snapshot_id\x18\x02 \x01(\t\x12\r\n\x05paths\x18\x03 \x03(\x0c\x12\x0f\n\x07unified\x18\x04 \x01(\x08\"\xd7\x02\n\tTreeEntry\x12\x0c\n\x04path\x18\x01 \x01(\x0c\x12&\n\x04kind\x18\x02 \x01(\x0e\x32\x18.cogfs.v1.TreeEntry.Kind\x12\x0c\n\x04mode\x18\x03 \x01(\r\x12\x0c\n\x04size\x18\x04 \x01(\x03\x12\x0c\n\x04hash\x18\x05 \x01(\x0c\x12\x16\n\x0esymlink_target\x18\x06 \x01(\x0c\x12/\n\x06xattrs\x18\x07 \x03(\x0b\x32\x1f.cogfs.v1.TreeEntry.XattrsEntry\x12\x12\n\nlink_group\x18\x08 \x01(\x06\x12\x0e\n\x06reason\x18\t \x01(\t\x1a-\n\x0bXattrsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"N\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46ILE\x10\x01\x12\r\n\tDIRECTORY\x10\x02\x12\x0b\n\x07SYMLINK\x10\x03\x12\n\n\x06OPAQUE\x10\x04\"G\n\x0fListTreeRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\x0c\x12\x11\n\trecursive\x18\x03 \x01(\x08\"4\n\x0fReadFileRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\x0c\" \n\x10ReadFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xb0\x05\n\x0fSnapshotService\x12\x45\n\x0e\x43reateSnapshot\x12\x1f.cogfs.v1.CreateSnapshotRequest\x1a\x12.cogfs.v1.Snapshot\x12?\n\x0bGetSnapshot\x12\x1c.cogfs.v1.GetSnapshotRequest\x1a\x12.cogfs.v1.Snapshot\x12P\n\rListSnapshots\x12\x1e.cogfs.v1.ListSnapshotsRequest\x1a\x1f.cogfs.v1.ListSnapshotsResponse\x12S\n\x0e\x44\x65leteSnapshot\x12\x1f.cogfs.v1.DeleteSnapshotRequest\x1a .cogfs.v1.DeleteSnapshotResponse\x12S\n\x0ePruneSnapshots\x12\x1f.cogfs.v1.PruneSnapshotsRequest\x1a .cogfs.v1.PruneSnapshotsResponse\x12M\n\x0fRestoreSnapshot\x12 .cogfs.v1.RestoreSnapshotRequest\x1a\x16.cogfs.v1.RestoreEvent0\x01\x12G\n\rDiffSnapshots\x12\x1e.cogfs.v1.DiffSnapshotsRequest\x1a\x14.cogfs.v1.FileChange0\x01\x12<\n\x08ListTree\x12\x19.cogfs.v1.ListTreeRequest\x1a\x13.cogfs.v1.TreeEntry0\x01\x12\x43\n\x08ReadFile\x12\x19.cogfs.v1.ReadFileRequest\x1a\x1a.cogfs.v1.ReadFileResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,44 +37,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TREEENTRY_XATTRSENTRY']._loaded_options = None
   _globals['_TREEENTRY_XATTRSENTRY']._serialized_options = b'8\001'
-  _globals['_SNAPSHOT']._serialized_start=124
-  _globals['_SNAPSHOT']._serialized_end=671
-  _globals['_SNAPSHOT_STATE']._serialized_start=534
-  _globals['_SNAPSHOT_STATE']._serialized_end=600
-  _globals['_SNAPSHOT_ORIGIN']._serialized_start=602
-  _globals['_SNAPSHOT_ORIGIN']._serialized_end=671
-  _globals['_SNAPSHOTSTATS']._serialized_start=674
-  _globals['_SNAPSHOTSTATS']._serialized_end=833
-  _globals['_CREATESNAPSHOTREQUEST']._serialized_start=836
-  _globals['_CREATESNAPSHOTREQUEST']._serialized_end=969
-  _globals['_GETSNAPSHOTREQUEST']._serialized_start=971
-  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1012
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=1014
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=1097
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=1099
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=1186
-  _globals['_RESTORESNAPSHOTREQUEST']._serialized_start=1188
-  _globals['_RESTORESNAPSHOTREQUEST']._serialized_end=1296
-  _globals['_RESTOREPROGRESS']._serialized_start=1299
-  _globals['_RESTOREPROGRESS']._serialized_end=1468
-  _globals['_RESTOREPROGRESS_PHASE']._serialized_start=1395
-  _globals['_RESTOREPROGRESS_PHASE']._serialized_end=1468
-  _globals['_RESTOREEVENT']._serialized_start=1470
-  _globals['_RESTOREEVENT']._serialized_end=1583
-  _globals['_DIFFSNAPSHOTSREQUEST']._serialized_start=1585
-  _globals['_DIFFSNAPSHOTSREQUEST']._serialized_end=1689
-  _globals['_TREEENTRY']._serialized_start=1692
-  _globals['_TREEENTRY']._serialized_end=2035
-  _globals['_TREEENTRY_XATTRSENTRY']._serialized_start=1910
-  _globals['_TREEENTRY_XATTRSENTRY']._serialized_end=1955
-  _globals['_TREEENTRY_KIND']._serialized_start=1957
-  _globals['_TREEENTRY_KIND']._serialized_end=2035
-  _globals['_LISTTREEREQUEST']._serialized_start=2037
-  _globals['_LISTTREEREQUEST']._serialized_end=2108
-  _globals['_READFILEREQUEST']._serialized_start=2110
-  _globals['_READFILEREQUEST']._serialized_end=2162
-  _globals['_READFILERESPONSE']._serialized_start=2164
-  _globals['_READFILERESPONSE']._serialized_end=2196
-  _globals['_SNAPSHOTSERVICE']._serialized_start=2199
-  _globals['_SNAPSHOTSERVICE']._serialized_end=2717
+  _globals['_SNAPSHOT']._serialized_start=150
+  _globals['_SNAPSHOT']._serialized_end=724
+  _globals['_SNAPSHOT_STATE']._serialized_start=587
+  _globals['_SNAPSHOT_STATE']._serialized_end=653
+  _globals['_SNAPSHOT_ORIGIN']._serialized_start=655
+  _globals['_SNAPSHOT_ORIGIN']._serialized_end=724
+  _globals['_SNAPSHOTSTATS']._serialized_start=727
+  _globals['_SNAPSHOTSTATS']._serialized_end=886
+  _globals['_CREATESNAPSHOTREQUEST']._serialized_start=889
+  _globals['_CREATESNAPSHOTREQUEST']._serialized_end=1022
+  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1024
+  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1065
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=1067
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=1150
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=1152
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=1239
+  _globals['_DELETESNAPSHOTREQUEST']._serialized_start=1241
+  _globals['_DELETESNAPSHOTREQUEST']._serialized_end=1285
+  _globals['_DELETESNAPSHOTRESPONSE']._serialized_start=1287
+  _globals['_DELETESNAPSHOTRESPONSE']._serialized_end=1311
+  _globals['_PRUNESNAPSHOTSREQUEST']._serialized_start=1313
+  _globals['_PRUNESNAPSHOTSREQUEST']._serialized_end=1412
+  _globals['_PRUNESNAPSHOTSRESPONSE']._serialized_start=1414
+  _globals['_PRUNESNAPSHOTSRESPONSE']._serialized_end=1491
+  _globals['_RESTORESNAPSHOTREQUEST']._serialized_start=1493
+  _globals['_RESTORESNAPSHOTREQUEST']._serialized_end=1601
+  _globals['_RESTOREPROGRESS']._serialized_start=1604
+  _globals['_RESTOREPROGRESS']._serialized_end=1773
+  _globals['_RESTOREPROGRESS_PHASE']._serialized_start=1700
+  _globals['_RESTOREPROGRESS_PHASE']._serialized_end=1773
+  _globals['_RESTOREEVENT']._serialized_start=1775
+  _globals['_RESTOREEVENT']._serialized_end=1888
+  _globals['_DIFFSNAPSHOTSREQUEST']._serialized_start=1890
+  _globals['_DIFFSNAPSHOTSREQUEST']._serialized_end=1994
+  _globals['_TREEENTRY']._serialized_start=1997
+  _globals['_TREEENTRY']._serialized_end=2340
+  _globals['_TREEENTRY_XATTRSENTRY']._serialized_start=2215
+  _globals['_TREEENTRY_XATTRSENTRY']._serialized_end=2260
+  _globals['_TREEENTRY_KIND']._serialized_start=2262
+  _globals['_TREEENTRY_KIND']._serialized_end=2340
+  _globals['_LISTTREEREQUEST']._serialized_start=2342
+  _globals['_LISTTREEREQUEST']._serialized_end=2413
+  _globals['_READFILEREQUEST']._serialized_start=2415
+  _globals['_READFILEREQUEST']._serialized_end=2467
+  _globals['_READFILERESPONSE']._serialized_start=2469
+  _globals['_READFILERESPONSE']._serialized_end=2501
+  _globals['_SNAPSHOTSERVICE']._serialized_start=2504
+  _globals['_SNAPSHOTSERVICE']._serialized_end=3192
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from cogfs.v1 import common_pb2 as _common_pb2
+from cogfs.v1 import workspace_pb2 as _workspace_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -84,6 +85,7 @@ class Snapshot(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
     PARENT_ID_FIELD_NUMBER: _builtins.int
+    REFUSE_HARD_LINKS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     workspace_id: _builtins.str
     label: _builtins.str
@@ -95,12 +97,20 @@ class Snapshot(_message.Message):
     origin: Global___Snapshot.Origin.ValueType
     parent_id: _builtins.str
     """The snapshot before it in the workspace; empty for the first."""
+    refuse_hard_links: _builtins.bool
+    """Files with more than one hard link were left out."""
     @_builtins.property
     def metadata(self) -> _struct_pb2.Struct: ...
     @_builtins.property
-    def exclude(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def exclude(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it was taken with: the excludes of the workspace and of every level of policy, and the limit."""
+
     @_builtins.property
-    def skipped(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PathReason]: ...
+    def skipped(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PathReason]:
+        """What is there and not recorded for another reason than a rule that names it. The same file under the same rules is
+        listed each time.
+        """
+
     @_builtins.property
     def stats(self) -> Global___SnapshotStats: ...
     @_builtins.property
@@ -122,10 +132,11 @@ class Snapshot(_message.Message):
         created_at: _timestamp_pb2.Timestamp | None = ...,
         origin: Global___Snapshot.Origin.ValueType = ...,
         parent_id: _builtins.str = ...,
+        refuse_hard_links: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "metadata", b"metadata", "stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "exclude", b"exclude", "id", b"id", "label", b"label", "max_file_bytes", b"max_file_bytes", "metadata", b"metadata", "origin", b"origin", "parent_id", b"parent_id", "reason", b"reason", "root_hash", b"root_hash", "skipped", b"skipped", "state", b"state", "stats", b"stats", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "exclude", b"exclude", "id", b"id", "label", b"label", "max_file_bytes", b"max_file_bytes", "metadata", b"metadata", "origin", b"origin", "parent_id", b"parent_id", "reason", b"reason", "refuse_hard_links", b"refuse_hard_links", "root_hash", b"root_hash", "skipped", b"skipped", "state", b"state", "stats", b"stats", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -270,6 +281,98 @@ class ListSnapshotsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListSnapshotsResponse: _TypeAlias = ListSnapshotsResponse  # noqa: Y015
+
+@_typing.final
+class DeleteSnapshotRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteSnapshotRequest: _TypeAlias = DeleteSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class DeleteSnapshotResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteSnapshotResponse: _TypeAlias = DeleteSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class PruneSnapshotsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKSPACE_ID_FIELD_NUMBER: _builtins.int
+    RETAIN_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    workspace_id: _builtins.str
+    dry_run: _builtins.bool
+    """Delete nothing; tell what would be deleted."""
+    @_builtins.property
+    def retain(self) -> _workspace_pb2.Retention:
+        """Unset: the workspace's."""
+
+    def __init__(
+        self,
+        *,
+        workspace_id: _builtins.str = ...,
+        retain: _workspace_pb2.Retention | None = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retain", b"retain"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "retain", b"retain", "workspace_id", b"workspace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PruneSnapshotsRequest: _TypeAlias = PruneSnapshotsRequest  # noqa: Y015
+
+@_typing.final
+class PruneSnapshotsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELETED_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    dry_run: _builtins.bool
+    remaining: _builtins.int
+    """How many snapshots remain."""
+    @_builtins.property
+    def deleted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The ids, the newest first."""
+
+    def __init__(
+        self,
+        *,
+        deleted: _abc.Iterable[_builtins.str] | None = ...,
+        dry_run: _builtins.bool = ...,
+        remaining: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "dry_run", b"dry_run", "remaining", b"remaining"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PruneSnapshotsResponse: _TypeAlias = PruneSnapshotsResponse  # noqa: Y015
 
 @_typing.final
 class RestoreSnapshotRequest(_message.Message):

@@ -54,6 +54,16 @@ class SnapshotServiceStub:
                 request_serializer=cogfs_dot_v1_dot_snapshot__pb2.ListSnapshotsRequest.SerializeToString,
                 response_deserializer=cogfs_dot_v1_dot_snapshot__pb2.ListSnapshotsResponse.FromString,
                 _registered_method=True)
+        self.DeleteSnapshot = channel.unary_unary(
+                '/cogfs.v1.SnapshotService/DeleteSnapshot',
+                request_serializer=cogfs_dot_v1_dot_snapshot__pb2.DeleteSnapshotRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_snapshot__pb2.DeleteSnapshotResponse.FromString,
+                _registered_method=True)
+        self.PruneSnapshots = channel.unary_unary(
+                '/cogfs.v1.SnapshotService/PruneSnapshots',
+                request_serializer=cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsResponse.FromString,
+                _registered_method=True)
         self.RestoreSnapshot = channel.unary_stream(
                 '/cogfs.v1.SnapshotService/RestoreSnapshot',
                 request_serializer=cogfs_dot_v1_dot_snapshot__pb2.RestoreSnapshotRequest.SerializeToString,
@@ -84,8 +94,9 @@ class SnapshotServiceServicer:
     """
 
     def CreateSnapshot(self, request, context):
-        """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
-        characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
+        """NOT_FOUND: no such workspace, or with `wait` the snapshot was pruned for newer ones before the wait was over.
+        VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024 characters, 1 MiB). UNAVAILABLE: it is
+        not mounted or waits for a recovery.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,6 +111,24 @@ class SnapshotServiceServicer:
 
     def ListSnapshots(self, request, context):
         """The newest first. NOT_FOUND: no such workspace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSnapshot(self, request, context):
+        """Forgets a snapshot; what it alone held is collected later. A message that names it is no target of a rewind with
+        files any more. NOT_FOUND: no such snapshot. BUSY: it is not captured yet, or a restore that is not finished needs
+        it. VALIDATION_ERROR: it is the newest of its workspace, needed to undo the last restore, or protected.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PruneSnapshots(self, request, context):
+        """Deletes the snapshots of a workspace that a retention does not keep: the one of the request or, without, that of
+        the workspace. Those that DeleteSnapshot refuses remain. NOT_FOUND: no such workspace. VALIDATION_ERROR: there is
+        no retention, or it is negative or over 100 years.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,6 +184,16 @@ def add_SnapshotServiceServicer_to_server(servicer, server):
                     servicer.ListSnapshots,
                     request_deserializer=cogfs_dot_v1_dot_snapshot__pb2.ListSnapshotsRequest.FromString,
                     response_serializer=cogfs_dot_v1_dot_snapshot__pb2.ListSnapshotsResponse.SerializeToString,
+            ),
+            'DeleteSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSnapshot,
+                    request_deserializer=cogfs_dot_v1_dot_snapshot__pb2.DeleteSnapshotRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_snapshot__pb2.DeleteSnapshotResponse.SerializeToString,
+            ),
+            'PruneSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.PruneSnapshots,
+                    request_deserializer=cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsResponse.SerializeToString,
             ),
             'RestoreSnapshot': grpc.unary_stream_rpc_method_handler(
                     servicer.RestoreSnapshot,
@@ -262,6 +301,60 @@ class SnapshotService:
             '/cogfs.v1.SnapshotService/ListSnapshots',
             cogfs_dot_v1_dot_snapshot__pb2.ListSnapshotsRequest.SerializeToString,
             cogfs_dot_v1_dot_snapshot__pb2.ListSnapshotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.SnapshotService/DeleteSnapshot',
+            cogfs_dot_v1_dot_snapshot__pb2.DeleteSnapshotRequest.SerializeToString,
+            cogfs_dot_v1_dot_snapshot__pb2.DeleteSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PruneSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.SnapshotService/PruneSnapshots',
+            cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsRequest.SerializeToString,
+            cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,13 +39,24 @@ class SnapshotServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SnapshotServiceAsyncStub: ...
     CreateSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.CreateSnapshotRequest, _snapshot_pb2.Snapshot]
-    """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
-    characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
+    """NOT_FOUND: no such workspace, or with `wait` the snapshot was pruned for newer ones before the wait was over.
+    VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024 characters, 1 MiB). UNAVAILABLE: it is
+    not mounted or waits for a recovery.
     """
     GetSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.GetSnapshotRequest, _snapshot_pb2.Snapshot]
     """NOT_FOUND: no such snapshot."""
     ListSnapshots: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ListSnapshotsRequest, _snapshot_pb2.ListSnapshotsResponse]
     """The newest first. NOT_FOUND: no such workspace."""
+    DeleteSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.DeleteSnapshotRequest, _snapshot_pb2.DeleteSnapshotResponse]
+    """Forgets a snapshot; what it alone held is collected later. A message that names it is no target of a rewind with
+    files any more. NOT_FOUND: no such snapshot. BUSY: it is not captured yet, or a restore that is not finished needs
+    it. VALIDATION_ERROR: it is the newest of its workspace, needed to undo the last restore, or protected.
+    """
+    PruneSnapshots: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.PruneSnapshotsRequest, _snapshot_pb2.PruneSnapshotsResponse]
+    """Deletes the snapshots of a workspace that a retention does not keep: the one of the request or, without, that of
+    the workspace. Those that DeleteSnapshot refuses remain. NOT_FOUND: no such workspace. VALIDATION_ERROR: there is
+    no retention, or it is negative or over 100 years.
+    """
     RestoreSnapshot: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.RestoreSnapshotRequest, _snapshot_pb2.RestoreEvent]
     """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
     workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
@@ -72,13 +83,24 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.CreateSnapshotRequest, _snapshot_pb2.Snapshot]  # type: ignore[assignment]
-    """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
-    characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
+    """NOT_FOUND: no such workspace, or with `wait` the snapshot was pruned for newer ones before the wait was over.
+    VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024 characters, 1 MiB). UNAVAILABLE: it is
+    not mounted or waits for a recovery.
     """
     GetSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.GetSnapshotRequest, _snapshot_pb2.Snapshot]  # type: ignore[assignment]
     """NOT_FOUND: no such snapshot."""
     ListSnapshots: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ListSnapshotsRequest, _snapshot_pb2.ListSnapshotsResponse]  # type: ignore[assignment]
     """The newest first. NOT_FOUND: no such workspace."""
+    DeleteSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.DeleteSnapshotRequest, _snapshot_pb2.DeleteSnapshotResponse]  # type: ignore[assignment]
+    """Forgets a snapshot; what it alone held is collected later. A message that names it is no target of a rewind with
+    files any more. NOT_FOUND: no such snapshot. BUSY: it is not captured yet, or a restore that is not finished needs
+    it. VALIDATION_ERROR: it is the newest of its workspace, needed to undo the last restore, or protected.
+    """
+    PruneSnapshots: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.PruneSnapshotsRequest, _snapshot_pb2.PruneSnapshotsResponse]  # type: ignore[assignment]
+    """Deletes the snapshots of a workspace that a retention does not keep: the one of the request or, without, that of
+    the workspace. Those that DeleteSnapshot refuses remain. NOT_FOUND: no such workspace. VALIDATION_ERROR: there is
+    no retention, or it is negative or over 100 years.
+    """
     RestoreSnapshot: _aio.UnaryStreamMultiCallable[_snapshot_pb2.RestoreSnapshotRequest, _snapshot_pb2.RestoreEvent]  # type: ignore[assignment]
     """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
     workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
@@ -108,8 +130,9 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.CreateSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.Snapshot, _abc.Awaitable[_snapshot_pb2.Snapshot]]:
-        """NOT_FOUND: no such workspace. VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024
-        characters, 1 MiB). UNAVAILABLE: it is not mounted or waits for a recovery.
+        """NOT_FOUND: no such workspace, or with `wait` the snapshot was pruned for newer ones before the wait was over.
+        VALIDATION_ERROR: it is read-only, or label or metadata are too large (1,024 characters, 1 MiB). UNAVAILABLE: it is
+        not mounted or waits for a recovery.
         """
 
     @_abc_1.abstractmethod
@@ -127,6 +150,28 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.ListSnapshotsResponse, _abc.Awaitable[_snapshot_pb2.ListSnapshotsResponse]]:
         """The newest first. NOT_FOUND: no such workspace."""
+
+    @_abc_1.abstractmethod
+    def DeleteSnapshot(
+        self,
+        request: _snapshot_pb2.DeleteSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_snapshot_pb2.DeleteSnapshotResponse, _abc.Awaitable[_snapshot_pb2.DeleteSnapshotResponse]]:
+        """Forgets a snapshot; what it alone held is collected later. A message that names it is no target of a rewind with
+        files any more. NOT_FOUND: no such snapshot. BUSY: it is not captured yet, or a restore that is not finished needs
+        it. VALIDATION_ERROR: it is the newest of its workspace, needed to undo the last restore, or protected.
+        """
+
+    @_abc_1.abstractmethod
+    def PruneSnapshots(
+        self,
+        request: _snapshot_pb2.PruneSnapshotsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_snapshot_pb2.PruneSnapshotsResponse, _abc.Awaitable[_snapshot_pb2.PruneSnapshotsResponse]]:
+        """Deletes the snapshots of a workspace that a retention does not keep: the one of the request or, without, that of
+        the workspace. Those that DeleteSnapshot refuses remain. NOT_FOUND: no such workspace. VALIDATION_ERROR: there is
+        no retention, or it is negative or over 100 years.
+        """
 
     @_abc_1.abstractmethod
     def RestoreSnapshot(

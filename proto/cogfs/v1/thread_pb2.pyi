@@ -32,12 +32,15 @@ class Thread(_message.Message):
     ENTRY_COUNT_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
     UPDATED_AT_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     workspace_id: _builtins.str
     """Empty: a conversation without files."""
     leaf_id: _builtins.str
     """The active leaf; empty when the thread has no entries."""
     entry_count: _builtins.int
+    agent: _builtins.str
+    """The agent that it is of; empty: none."""
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -51,14 +54,166 @@ class Thread(_message.Message):
         entry_count: _builtins.int = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
         updated_at: _timestamp_pb2.Timestamp | None = ...,
+        agent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "updated_at", b"updated_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "entry_count", b"entry_count", "id", b"id", "leaf_id", b"leaf_id", "updated_at", b"updated_at", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "created_at", b"created_at", "entry_count", b"entry_count", "id", b"id", "leaf_id", b"leaf_id", "updated_at", b"updated_at", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Thread: _TypeAlias = Thread  # noqa: Y015
+
+@_typing.final
+class CheckpointPolicy(_message.Message):
+    """What one level says of checkpoints: unset as a whole, nothing; set and empty, that they are on.
+
+    The levels are, from the least specific: the runtime (this daemon), the agent, the thread (its agent as it is in that
+    thread), and the run. The most specific one that says anything turns checkpoints on or off; when none does they are
+    on. The excludes of all levels add up with the workspace's, also those of a level that turns them off and is
+    overruled. Other values are those of the most specific level that gives one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: _builtins.int
+    EXCLUDE_FIELD_NUMBER: _builtins.int
+    MAX_FILE_BYTES_FIELD_NUMBER: _builtins.int
+    REWIND_FILES_FIELD_NUMBER: _builtins.int
+    enabled: _builtins.bool
+    """Unset: true."""
+    max_file_bytes: _builtins.int
+    """As in WorkspaceOptions. Unset at every level: the workspace's."""
+    rewind_files: _builtins.bool
+    """Of the runtime alone: whether Rewind takes the files back when its request does not say. Unset: false."""
+    @_builtins.property
+    def exclude(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Globs in gitignore syntax."""
+
+    def __init__(
+        self,
+        *,
+        enabled: _builtins.bool | None = ...,
+        exclude: _abc.Iterable[_builtins.str] | None = ...,
+        max_file_bytes: _builtins.int | None = ...,
+        rewind_files: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_file_bytes", b"_max_file_bytes", "_rewind_files", b"_rewind_files", "enabled", b"enabled", "max_file_bytes", b"max_file_bytes", "rewind_files", b"rewind_files"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_file_bytes", b"_max_file_bytes", "_rewind_files", b"_rewind_files", "enabled", b"enabled", "exclude", b"exclude", "max_file_bytes", b"max_file_bytes", "rewind_files", b"rewind_files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
+    _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__max_file_bytes: _TypeAlias = _typing.Literal["max_file_bytes"]  # noqa: Y015
+    _WhichOneofArgType__max_file_bytes: _TypeAlias = _typing.Literal["_max_file_bytes", b"_max_file_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__rewind_files: _TypeAlias = _typing.Literal["rewind_files"]  # noqa: Y015
+    _WhichOneofArgType__rewind_files: _TypeAlias = _typing.Literal["_rewind_files", b"_rewind_files"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_file_bytes) -> _WhichOneofReturnType__max_file_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rewind_files) -> _WhichOneofReturnType__rewind_files | None: ...
+
+Global___CheckpointPolicy: _TypeAlias = CheckpointPolicy  # noqa: Y015
+
+@_typing.final
+class Policy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    THREAD_ID_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_FIELD_NUMBER: _builtins.int
+    runtime: _builtins.bool
+    agent: _builtins.str
+    thread_id: _builtins.str
+    @_builtins.property
+    def checkpoints(self) -> Global___CheckpointPolicy:
+        """What the level itself says; unset: nothing."""
+
+    @_builtins.property
+    def effective(self) -> Global___CheckpointPolicy:
+        """What it comes to with the less specific levels; `enabled` is always set, `exclude` is without the workspace's."""
+
+    def __init__(
+        self,
+        *,
+        runtime: _builtins.bool = ...,
+        agent: _builtins.str = ...,
+        thread_id: _builtins.str = ...,
+        checkpoints: Global___CheckpointPolicy | None = ...,
+        effective: Global___CheckpointPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "checkpoints", b"checkpoints", "effective", b"effective", "level", b"level", "runtime", b"runtime", "thread_id", b"thread_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "checkpoints", b"checkpoints", "effective", b"effective", "level", b"level", "runtime", b"runtime", "thread_id", b"thread_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_level: _TypeAlias = _typing.Literal["runtime", "agent", "thread_id"]  # noqa: Y015
+    _WhichOneofArgType_level: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_level) -> _WhichOneofReturnType_level | None: ...
+
+Global___Policy: _TypeAlias = Policy  # noqa: Y015
+
+@_typing.final
+class SetPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    THREAD_ID_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    runtime: _builtins.bool
+    agent: _builtins.str
+    """1 to 128 bytes."""
+    thread_id: _builtins.str
+    @_builtins.property
+    def checkpoints(self) -> Global___CheckpointPolicy: ...
+    def __init__(
+        self,
+        *,
+        runtime: _builtins.bool = ...,
+        agent: _builtins.str = ...,
+        thread_id: _builtins.str = ...,
+        checkpoints: Global___CheckpointPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "checkpoints", b"checkpoints", "level", b"level", "runtime", b"runtime", "thread_id", b"thread_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "checkpoints", b"checkpoints", "level", b"level", "runtime", b"runtime", "thread_id", b"thread_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_level: _TypeAlias = _typing.Literal["runtime", "agent", "thread_id"]  # noqa: Y015
+    _WhichOneofArgType_level: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_level) -> _WhichOneofReturnType_level | None: ...
+
+Global___SetPolicyRequest: _TypeAlias = SetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class GetPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    THREAD_ID_FIELD_NUMBER: _builtins.int
+    runtime: _builtins.bool
+    agent: _builtins.str
+    thread_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        runtime: _builtins.bool = ...,
+        agent: _builtins.str = ...,
+        thread_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "level", b"level", "runtime", b"runtime", "thread_id", b"thread_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "level", b"level", "runtime", b"runtime", "thread_id", b"thread_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_level: _TypeAlias = _typing.Literal["runtime", "agent", "thread_id"]  # noqa: Y015
+    _WhichOneofArgType_level: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_level) -> _WhichOneofReturnType_level | None: ...
+
+Global___GetPolicyRequest: _TypeAlias = GetPolicyRequest  # noqa: Y015
 
 @_typing.final
 class FileCheckpoint(_message.Message):
@@ -67,19 +222,23 @@ class FileCheckpoint(_message.Message):
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     WORKSPACE_ID_FIELD_NUMBER: _builtins.int
     ROOT_FIELD_NUMBER: _builtins.int
+    PRUNED_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     workspace_id: _builtins.str
     root: _builtins.bytes
+    pruned: _builtins.bool
+    """The snapshot was deleted since: the files cannot be taken back to here any more."""
     def __init__(
         self,
         *,
         snapshot_id: _builtins.str = ...,
         workspace_id: _builtins.str = ...,
         root: _builtins.bytes = ...,
+        pruned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["root", b"root", "snapshot_id", b"snapshot_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pruned", b"pruned", "root", b"root", "snapshot_id", b"snapshot_id", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,18 +331,22 @@ class CreateThreadRequest(_message.Message):
 
     THREAD_ID_FIELD_NUMBER: _builtins.int
     WORKSPACE_ID_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
     thread_id: _builtins.str
     """1 to 128 characters of A-Z a-z 0-9 . _ : - ; empty: the daemon chooses."""
     workspace_id: _builtins.str
+    agent: _builtins.str
+    """Whose policy holds in it; 1 to 128 bytes, or empty."""
     def __init__(
         self,
         *,
         thread_id: _builtins.str = ...,
         workspace_id: _builtins.str = ...,
+        agent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["thread_id", b"thread_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "thread_id", b"thread_id", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -265,6 +428,9 @@ class AppendEntryRequest(_message.Message):
     ENTRY_ID_FIELD_NUMBER: _builtins.int
     REQUIRE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    PARENT_TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     thread_id: _builtins.str
     kind: Global___Entry.Kind.ValueType
     content: _builtins.str
@@ -272,8 +438,21 @@ class AppendEntryRequest(_message.Message):
     """As a thread's id; empty: the daemon chooses."""
     require_checkpoint: _builtins.bool
     wait: _common_pb2.Wait.ValueType
+    agent: _builtins.str
+    """The agent that the run is on, where it is another than the thread's (after a handoff). Empty: the thread's."""
+    parent_tool_call_id: _builtins.str
+    """The tool call, of another run, that started the run which writes the message: that run takes no checkpoints,
+    whatever any level says, as its caller's covers the turn. Empty: it was not started so. As `checkpoints`, a
+    registered run says it once.
+    """
     @_builtins.property
     def metadata(self) -> _struct_pb2.Struct: ...
+    @_builtins.property
+    def checkpoints(self) -> Global___CheckpointPolicy:
+        """What the run that writes the message says of checkpoints: its level of policy. Until runs are registered each
+        message brings it; a registered run says it once, in the same form.
+        """
+
     def __init__(
         self,
         *,
@@ -284,10 +463,13 @@ class AppendEntryRequest(_message.Message):
         entry_id: _builtins.str = ...,
         require_checkpoint: _builtins.bool = ...,
         wait: _common_pb2.Wait.ValueType = ...,
+        checkpoints: Global___CheckpointPolicy | None = ...,
+        agent: _builtins.str = ...,
+        parent_tool_call_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "metadata", b"metadata"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "entry_id", b"entry_id", "kind", b"kind", "metadata", b"metadata", "require_checkpoint", b"require_checkpoint", "thread_id", b"thread_id", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "checkpoints", b"checkpoints", "content", b"content", "entry_id", b"entry_id", "kind", b"kind", "metadata", b"metadata", "parent_tool_call_id", b"parent_tool_call_id", "require_checkpoint", b"require_checkpoint", "thread_id", b"thread_id", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -406,6 +588,7 @@ class RewindRequest(_message.Message):
     thread_id: _builtins.str
     to_entry_id: _builtins.str
     files: _builtins.bool
+    """Unset: rewind_files of the runtime's policy, when the thread has a workspace; else false."""
     memory: _builtins.bool
     """Move the conversation too. Unset: true."""
     workspace_id: _builtins.str
@@ -417,18 +600,23 @@ class RewindRequest(_message.Message):
         *,
         thread_id: _builtins.str = ...,
         to_entry_id: _builtins.str = ...,
-        files: _builtins.bool = ...,
+        files: _builtins.bool | None = ...,
         memory: _builtins.bool | None = ...,
         workspace_id: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
         force: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_memory", b"_memory", "memory", b"memory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_files", b"_files", "_memory", b"_memory", "files", b"files", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory", b"_memory", "dry_run", b"dry_run", "files", b"files", "force", b"force", "memory", b"memory", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_files", b"_files", "_memory", b"_memory", "dry_run", b"dry_run", "files", b"files", "force", b"force", "memory", b"memory", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__files: _TypeAlias = _typing.Literal["files"]  # noqa: Y015
+    _WhichOneofArgType__files: _TypeAlias = _typing.Literal["_files", b"_files"]  # noqa: Y015
     _WhichOneofReturnType__memory: _TypeAlias = _typing.Literal["memory"]  # noqa: Y015
     _WhichOneofArgType__memory: _TypeAlias = _typing.Literal["_memory", b"_memory"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__files) -> _WhichOneofReturnType__files | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory) -> _WhichOneofReturnType__memory | None: ...
 
 Global___RewindRequest: _TypeAlias = RewindRequest  # noqa: Y015

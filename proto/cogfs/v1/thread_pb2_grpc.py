@@ -47,6 +47,16 @@ class ThreadServiceStub:
                 request_serializer=cogfs_dot_v1_dot_thread__pb2.GetThreadRequest.SerializeToString,
                 response_deserializer=cogfs_dot_v1_dot_thread__pb2.Thread.FromString,
                 _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/cogfs.v1.ThreadService/SetPolicy',
+                request_serializer=cogfs_dot_v1_dot_thread__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_thread__pb2.Policy.FromString,
+                _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/cogfs.v1.ThreadService/GetPolicy',
+                request_serializer=cogfs_dot_v1_dot_thread__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_thread__pb2.Policy.FromString,
+                _registered_method=True)
         self.ListThreads = channel.unary_unary(
                 '/cogfs.v1.ThreadService/ListThreads',
                 request_serializer=cogfs_dot_v1_dot_thread__pb2.ListThreadsRequest.SerializeToString,
@@ -86,7 +96,7 @@ class ThreadServiceServicer:
     """
 
     def CreateThread(self, request, context):
-        """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace.
+        """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace. VALIDATION_ERROR: no agent can have that name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,6 +104,23 @@ class ThreadServiceServicer:
 
     def GetThread(self, request, context):
         """NOT_FOUND: no such thread.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """Says for one level when checkpoints are taken, and of what; without a policy the level says nothing any more. It
+        holds from the next message on. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry. VALIDATION_ERROR: no level,
+        an agent's name that cannot be one, a glob that cannot be read, a size larger than any file, or rewind_files for
+        anything but the runtime.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPolicy(self, request, context):
+        """What a level says. NOT_FOUND, VALIDATION_ERROR: as SetPolicy.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,7 +138,12 @@ class ThreadServiceServicer:
         it; a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
         require_checkpoint: then the call fails for its reason, as CreateSnapshot does. NOT_FOUND: no such thread.
         ALREADY_EXISTS: the entry's id is taken. THREAD_BUSY: a rewind of the thread was interrupted and is not finished.
-        VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
+        VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, a metadata key that the daemon alone sets, an
+        agent's name that cannot be one, or a policy as SetPolicy refuses it.
+
+        Every user message takes its own checkpoint, also one that was queued while a run went on (steer, follow-up,
+        inject): it is appended as a user entry when it enters the conversation. Whether it is due is told by
+        CheckpointPolicy; a checkpoint that is not due does not fail.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,9 +165,10 @@ class ThreadServiceServicer:
 
     def Rewind(self, request, context):
         """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
-        VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace, the thread
-        did not run in the workspace, or neither conversation nor files are to be taken back. THREAD_BUSY: as AppendEntry.
-        WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot.
+        VALIDATION_ERROR: the entry is not on the active branch, its checkpoint is missing or was pruned, there is no
+        workspace, the thread did not run in the workspace, or neither conversation nor files are to be taken back.
+        THREAD_BUSY: as AppendEntry. WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`,
+        as RestoreSnapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,6 +195,16 @@ def add_ThreadServiceServicer_to_server(servicer, server):
                     servicer.GetThread,
                     request_deserializer=cogfs_dot_v1_dot_thread__pb2.GetThreadRequest.FromString,
                     response_serializer=cogfs_dot_v1_dot_thread__pb2.Thread.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=cogfs_dot_v1_dot_thread__pb2.SetPolicyRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_thread__pb2.Policy.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=cogfs_dot_v1_dot_thread__pb2.GetPolicyRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_thread__pb2.Policy.SerializeToString,
             ),
             'ListThreads': grpc.unary_unary_rpc_method_handler(
                     servicer.ListThreads,
@@ -251,6 +294,60 @@ class ThreadService:
             '/cogfs.v1.ThreadService/GetThread',
             cogfs_dot_v1_dot_thread__pb2.GetThreadRequest.SerializeToString,
             cogfs_dot_v1_dot_thread__pb2.Thread.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.ThreadService/SetPolicy',
+            cogfs_dot_v1_dot_thread__pb2.SetPolicyRequest.SerializeToString,
+            cogfs_dot_v1_dot_thread__pb2.Policy.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.ThreadService/GetPolicy',
+            cogfs_dot_v1_dot_thread__pb2.GetPolicyRequest.SerializeToString,
+            cogfs_dot_v1_dot_thread__pb2.Policy.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,9 +37,17 @@ class ThreadServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ThreadServiceAsyncStub: ...
     CreateThread: _grpc.UnaryUnaryMultiCallable[_thread_pb2.CreateThreadRequest, _thread_pb2.Thread]
-    """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace."""
+    """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace. VALIDATION_ERROR: no agent can have that name."""
     GetThread: _grpc.UnaryUnaryMultiCallable[_thread_pb2.GetThreadRequest, _thread_pb2.Thread]
     """NOT_FOUND: no such thread."""
+    SetPolicy: _grpc.UnaryUnaryMultiCallable[_thread_pb2.SetPolicyRequest, _thread_pb2.Policy]
+    """Says for one level when checkpoints are taken, and of what; without a policy the level says nothing any more. It
+    holds from the next message on. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry. VALIDATION_ERROR: no level,
+    an agent's name that cannot be one, a glob that cannot be read, a size larger than any file, or rewind_files for
+    anything but the runtime.
+    """
+    GetPolicy: _grpc.UnaryUnaryMultiCallable[_thread_pb2.GetPolicyRequest, _thread_pb2.Policy]
+    """What a level says. NOT_FOUND, VALIDATION_ERROR: as SetPolicy."""
     ListThreads: _grpc.UnaryUnaryMultiCallable[_thread_pb2.ListThreadsRequest, _thread_pb2.ListThreadsResponse]
     """The most recently used first."""
     AppendEntry: _grpc.UnaryUnaryMultiCallable[_thread_pb2.AppendEntryRequest, _thread_pb2.AppendEntryResponse]
@@ -47,7 +55,12 @@ class ThreadServiceStub:
     it; a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
     require_checkpoint: then the call fails for its reason, as CreateSnapshot does. NOT_FOUND: no such thread.
     ALREADY_EXISTS: the entry's id is taken. THREAD_BUSY: a rewind of the thread was interrupted and is not finished.
-    VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
+    VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, a metadata key that the daemon alone sets, an
+    agent's name that cannot be one, or a policy as SetPolicy refuses it.
+
+    Every user message takes its own checkpoint, also one that was queued while a run went on (steer, follow-up,
+    inject): it is appended as a user entry when it enters the conversation. Whether it is due is told by
+    CheckpointPolicy; a checkpoint that is not due does not fail.
     """
     GetEntry: _grpc.UnaryUnaryMultiCallable[_thread_pb2.GetEntryRequest, _thread_pb2.Entry]
     """NOT_FOUND: no such thread or entry."""
@@ -55,9 +68,10 @@ class ThreadServiceStub:
     """The active branch, or all entries; the oldest first. NOT_FOUND: no such thread."""
     Rewind: _grpc.UnaryUnaryMultiCallable[_thread_pb2.RewindRequest, _thread_pb2.RewindReport]
     """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
-    VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace, the thread
-    did not run in the workspace, or neither conversation nor files are to be taken back. THREAD_BUSY: as AppendEntry.
-    WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot.
+    VALIDATION_ERROR: the entry is not on the active branch, its checkpoint is missing or was pruned, there is no
+    workspace, the thread did not run in the workspace, or neither conversation nor files are to be taken back.
+    THREAD_BUSY: as AppendEntry. WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`,
+    as RestoreSnapshot.
     """
     Undo: _grpc.UnaryUnaryMultiCallable[_thread_pb2.UndoRequest, _thread_pb2.UndoReport]
     """Takes back the last restore of a workspace, and the rewind that it was part of when nothing was added to the thread
@@ -74,9 +88,17 @@ class ThreadServiceAsyncStub(ThreadServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateThread: _aio.UnaryUnaryMultiCallable[_thread_pb2.CreateThreadRequest, _thread_pb2.Thread]  # type: ignore[assignment]
-    """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace."""
+    """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace. VALIDATION_ERROR: no agent can have that name."""
     GetThread: _aio.UnaryUnaryMultiCallable[_thread_pb2.GetThreadRequest, _thread_pb2.Thread]  # type: ignore[assignment]
     """NOT_FOUND: no such thread."""
+    SetPolicy: _aio.UnaryUnaryMultiCallable[_thread_pb2.SetPolicyRequest, _thread_pb2.Policy]  # type: ignore[assignment]
+    """Says for one level when checkpoints are taken, and of what; without a policy the level says nothing any more. It
+    holds from the next message on. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry. VALIDATION_ERROR: no level,
+    an agent's name that cannot be one, a glob that cannot be read, a size larger than any file, or rewind_files for
+    anything but the runtime.
+    """
+    GetPolicy: _aio.UnaryUnaryMultiCallable[_thread_pb2.GetPolicyRequest, _thread_pb2.Policy]  # type: ignore[assignment]
+    """What a level says. NOT_FOUND, VALIDATION_ERROR: as SetPolicy."""
     ListThreads: _aio.UnaryUnaryMultiCallable[_thread_pb2.ListThreadsRequest, _thread_pb2.ListThreadsResponse]  # type: ignore[assignment]
     """The most recently used first."""
     AppendEntry: _aio.UnaryUnaryMultiCallable[_thread_pb2.AppendEntryRequest, _thread_pb2.AppendEntryResponse]  # type: ignore[assignment]
@@ -84,7 +106,12 @@ class ThreadServiceAsyncStub(ThreadServiceStub):
     it; a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
     require_checkpoint: then the call fails for its reason, as CreateSnapshot does. NOT_FOUND: no such thread.
     ALREADY_EXISTS: the entry's id is taken. THREAD_BUSY: a rewind of the thread was interrupted and is not finished.
-    VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
+    VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, a metadata key that the daemon alone sets, an
+    agent's name that cannot be one, or a policy as SetPolicy refuses it.
+
+    Every user message takes its own checkpoint, also one that was queued while a run went on (steer, follow-up,
+    inject): it is appended as a user entry when it enters the conversation. Whether it is due is told by
+    CheckpointPolicy; a checkpoint that is not due does not fail.
     """
     GetEntry: _aio.UnaryUnaryMultiCallable[_thread_pb2.GetEntryRequest, _thread_pb2.Entry]  # type: ignore[assignment]
     """NOT_FOUND: no such thread or entry."""
@@ -92,9 +119,10 @@ class ThreadServiceAsyncStub(ThreadServiceStub):
     """The active branch, or all entries; the oldest first. NOT_FOUND: no such thread."""
     Rewind: _aio.UnaryUnaryMultiCallable[_thread_pb2.RewindRequest, _thread_pb2.RewindReport]  # type: ignore[assignment]
     """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
-    VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace, the thread
-    did not run in the workspace, or neither conversation nor files are to be taken back. THREAD_BUSY: as AppendEntry.
-    WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot.
+    VALIDATION_ERROR: the entry is not on the active branch, its checkpoint is missing or was pruned, there is no
+    workspace, the thread did not run in the workspace, or neither conversation nor files are to be taken back.
+    THREAD_BUSY: as AppendEntry. WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`,
+    as RestoreSnapshot.
     """
     Undo: _aio.UnaryUnaryMultiCallable[_thread_pb2.UndoRequest, _thread_pb2.UndoReport]  # type: ignore[assignment]
     """Takes back the last restore of a workspace, and the rewind that it was part of when nothing was added to the thread
@@ -114,7 +142,7 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _thread_pb2.CreateThreadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_thread_pb2.Thread, _abc.Awaitable[_thread_pb2.Thread]]:
-        """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace."""
+        """ALREADY_EXISTS: the id is taken. NOT_FOUND: no such workspace. VALIDATION_ERROR: no agent can have that name."""
 
     @_abc_1.abstractmethod
     def GetThread(
@@ -123,6 +151,26 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_thread_pb2.Thread, _abc.Awaitable[_thread_pb2.Thread]]:
         """NOT_FOUND: no such thread."""
+
+    @_abc_1.abstractmethod
+    def SetPolicy(
+        self,
+        request: _thread_pb2.SetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_thread_pb2.Policy, _abc.Awaitable[_thread_pb2.Policy]]:
+        """Says for one level when checkpoints are taken, and of what; without a policy the level says nothing any more. It
+        holds from the next message on. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry. VALIDATION_ERROR: no level,
+        an agent's name that cannot be one, a glob that cannot be read, a size larger than any file, or rewind_files for
+        anything but the runtime.
+        """
+
+    @_abc_1.abstractmethod
+    def GetPolicy(
+        self,
+        request: _thread_pb2.GetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_thread_pb2.Policy, _abc.Awaitable[_thread_pb2.Policy]]:
+        """What a level says. NOT_FOUND, VALIDATION_ERROR: as SetPolicy."""
 
     @_abc_1.abstractmethod
     def ListThreads(
@@ -142,7 +190,12 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         it; a checkpoint that fails is reported in `checkpoint_error` and the message is saved without it, unless
         require_checkpoint: then the call fails for its reason, as CreateSnapshot does. NOT_FOUND: no such thread.
         ALREADY_EXISTS: the entry's id is taken. THREAD_BUSY: a rewind of the thread was interrupted and is not finished.
-        VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, or a metadata key that the daemon alone sets.
+        VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, a metadata key that the daemon alone sets, an
+        agent's name that cannot be one, or a policy as SetPolicy refuses it.
+
+        Every user message takes its own checkpoint, also one that was queued while a run went on (steer, follow-up,
+        inject): it is appended as a user entry when it enters the conversation. Whether it is due is told by
+        CheckpointPolicy; a checkpoint that is not due does not fail.
         """
 
     @_abc_1.abstractmethod
@@ -168,9 +221,10 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_thread_pb2.RewindReport, _abc.Awaitable[_thread_pb2.RewindReport]]:
         """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
-        VALIDATION_ERROR: the entry is not on the active branch, there is no checkpoint for it or no workspace, the thread
-        did not run in the workspace, or neither conversation nor files are to be taken back. THREAD_BUSY: as AppendEntry.
-        WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot.
+        VALIDATION_ERROR: the entry is not on the active branch, its checkpoint is missing or was pruned, there is no
+        workspace, the thread did not run in the workspace, or neither conversation nor files are to be taken back.
+        THREAD_BUSY: as AppendEntry. WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`,
+        as RestoreSnapshot.
         """
 
     @_abc_1.abstractmethod

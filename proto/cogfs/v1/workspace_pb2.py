@@ -23,50 +23,53 @@ _sym_db = _symbol_database.Default()
 
 
 from cogfs.v1 import common_pb2 as cogfs_dot_v1_dot_common__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63ogfs/v1/workspace.proto\x12\x08\x63ogfs.v1\x1a\x15\x63ogfs/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\";\n\x10WorkspaceOptions\x12\x0f\n\x07\x65xclude\x18\x01 \x03(\t\x12\x16\n\x0emax_file_bytes\x18\x02 \x01(\x03\"\xdb\x04\n\tWorkspace\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12&\n\x04mode\x18\x03 \x01(\x0e\x32\x18.cogfs.v1.Workspace.Mode\x12(\n\x05state\x18\x04 \x01(\x0e\x32\x19.cogfs.v1.Workspace.State\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12+\n\x07options\x18\x06 \x01(\x0b\x32\x1a.cogfs.v1.WorkspaceOptions\x12\x12\n\nmountpoint\x18\x07 \x01(\x0c\x12.\n\ncreated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nworker_pid\x18\t \x01(\x05\x12\x18\n\x10last_snapshot_id\x18\n \x01(\t\x12)\n\rlast_recovery\x18\x0b \x01(\x0b\x32\x12.cogfs.v1.Recovery\x12\x13\n\x0b\x64irty_files\x18\x0c \x01(\x03\x12\x19\n\x11\x64irty_directories\x18\r \x01(\x03\x12\x16\n\x0esnapshot_count\x18\x0e \x01(\x03\x12%\n\x0b\x62ypassed_by\x18\x0f \x03(\x0b\x32\x10.cogfs.v1.BusyBy\"6\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0b\n\x07MOUNTED\x10\x01\x12\x0b\n\x07SCANNED\x10\x02\"a\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x44\x45TACHED\x10\x01\x12\n\n\x06\x41\x43TIVE\x10\x02\x12\x08\n\x04\x44\x45\x41\x44\x10\x03\x12\r\n\tREAD_ONLY\x10\x04\x12\x0e\n\nRECOVERING\x10\x05\"\xee\x01\n\x08Recovery\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.cogfs.v1.Recovery.Outcome\x12\x1a\n\x12target_snapshot_id\x18\x02 \x01(\t\x12\x1a\n\x12safety_snapshot_id\x18\x03 \x01(\t\x12&\n\x02\x61t\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x05 \x01(\t\"E\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46ORWARD\x10\x01\x12\x08\n\x04\x42\x41\x43K\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\"g\n\x16\x43reateWorkspaceRequest\x12\x0c\n\x04root\x18\x01 \x01(\x0c\x12+\n\x07options\x18\x02 \x01(\x0b\x32\x1a.cogfs.v1.WorkspaceOptions\x12\x12\n\nforce_root\x18\x03 \x01(\x08\"\x8d\x01\n\x0cMountRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12\n\n\x02\x61t\x18\x03 \x01(\x0c\x12+\n\x07options\x18\x04 \x01(\x0b\x32\x1a.cogfs.v1.WorkspaceOptions\x12\x12\n\nforce_root\x18\x05 \x01(\x08\x12\x0c\n\x04scan\x18\x06 \x01(\x08\"C\n\x0eUnmountRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"9\n\x13GetWorkspaceRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\x0c\"\x17\n\x15ListWorkspacesRequest\"A\n\x16ListWorkspacesResponse\x12\'\n\nworkspaces\x18\x01 \x03(\x0b\x32\x13.cogfs.v1.Workspace\".\n\x16\x44\x65leteWorkspaceRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\"\x19\n\x17\x44\x65leteWorkspaceResponse\"*\n\x12ListHandlesRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\"\xac\x01\n\x06Handle\x12\x0c\n\x04path\x18\x01 \x01(\x0c\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x0f\n\x07\x63ommand\x18\x03 \x01(\t\x12\'\n\x06\x61\x63\x63\x65ss\x18\x04 \x01(\x0e\x32\x17.cogfs.v1.BusyBy.Access\x12)\n\x05since\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x64\x65leted\x18\x06 \x01(\x08\x12\x11\n\tdirectory\x18\x07 \x01(\x08\"8\n\x13ListHandlesResponse\x12!\n\x07handles\x18\x01 \x03(\x0b\x32\x10.cogfs.v1.Handle2\x89\x04\n\x10WorkspaceService\x12H\n\x0f\x43reateWorkspace\x12 .cogfs.v1.CreateWorkspaceRequest\x1a\x13.cogfs.v1.Workspace\x12\x34\n\x05Mount\x12\x16.cogfs.v1.MountRequest\x1a\x13.cogfs.v1.Workspace\x12\x38\n\x07Unmount\x12\x18.cogfs.v1.UnmountRequest\x1a\x13.cogfs.v1.Workspace\x12\x42\n\x0cGetWorkspace\x12\x1d.cogfs.v1.GetWorkspaceRequest\x1a\x13.cogfs.v1.Workspace\x12S\n\x0eListWorkspaces\x12\x1f.cogfs.v1.ListWorkspacesRequest\x1a .cogfs.v1.ListWorkspacesResponse\x12V\n\x0f\x44\x65leteWorkspace\x12 .cogfs.v1.DeleteWorkspaceRequest\x1a!.cogfs.v1.DeleteWorkspaceResponse\x12J\n\x0bListHandles\x12\x1c.cogfs.v1.ListHandlesRequest\x1a\x1d.cogfs.v1.ListHandlesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63ogfs/v1/workspace.proto\x12\x08\x63ogfs.v1\x1a\x15\x63ogfs/v1/common.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"{\n\x10WorkspaceOptions\x12\x0f\n\x07\x65xclude\x18\x01 \x03(\t\x12\x16\n\x0emax_file_bytes\x18\x02 \x01(\x03\x12#\n\x06retain\x18\x03 \x01(\x0b\x32\x13.cogfs.v1.Retention\x12\x19\n\x11refuse_hard_links\x18\x04 \x01(\x08\"F\n\tRetention\x12\r\n\x05\x63ount\x18\x01 \x01(\x03\x12*\n\x07max_age\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xdb\x04\n\tWorkspace\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12&\n\x04mode\x18\x03 \x01(\x0e\x32\x18.cogfs.v1.Workspace.Mode\x12(\n\x05state\x18\x04 \x01(\x0e\x32\x19.cogfs.v1.Workspace.State\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12+\n\x07options\x18\x06 \x01(\x0b\x32\x1a.cogfs.v1.WorkspaceOptions\x12\x12\n\nmountpoint\x18\x07 \x01(\x0c\x12.\n\ncreated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nworker_pid\x18\t \x01(\x05\x12\x18\n\x10last_snapshot_id\x18\n \x01(\t\x12)\n\rlast_recovery\x18\x0b \x01(\x0b\x32\x12.cogfs.v1.Recovery\x12\x13\n\x0b\x64irty_files\x18\x0c \x01(\x03\x12\x19\n\x11\x64irty_directories\x18\r \x01(\x03\x12\x16\n\x0esnapshot_count\x18\x0e \x01(\x03\x12%\n\x0b\x62ypassed_by\x18\x0f \x03(\x0b\x32\x10.cogfs.v1.BusyBy\"6\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0b\n\x07MOUNTED\x10\x01\x12\x0b\n\x07SCANNED\x10\x02\"a\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x44\x45TACHED\x10\x01\x12\n\n\x06\x41\x43TIVE\x10\x02\x12\x08\n\x04\x44\x45\x41\x44\x10\x03\x12\r\n\tREAD_ONLY\x10\x04\x12\x0e\n\nRECOVERING\x10\x05\"\xee\x01\n\x08Recovery\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.cogfs.v1.Recovery.Outcome\x12\x1a\n\x12target_snapshot_id\x18\x02 \x01(\t\x12\x1a\n\x12safety_snapshot_id\x18\x03 \x01(\t\x12&\n\x02\x61t\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x05 \x01(\t\"E\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46ORWARD\x10\x01\x12\x08\n\x04\x42\x41\x43K\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\"g\n\x16\x43reateWorkspaceRequest\x12\x0c\n\x04root\x18\x01 \x01(\x0c\x12+\n\x07options\x18\x02 \x01(\x0b\x32\x1a.cogfs.v1.WorkspaceOptions\x12\x12\n\nforce_root\x18\x03 \x01(\x08\"\x8d\x01\n\x0cMountRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12\n\n\x02\x61t\x18\x03 \x01(\x0c\x12+\n\x07options\x18\x04 \x01(\x0b\x32\x1a.cogfs.v1.WorkspaceOptions\x12\x12\n\nforce_root\x18\x05 \x01(\x08\x12\x0c\n\x04scan\x18\x06 \x01(\x08\"C\n\x0eUnmountRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"9\n\x13GetWorkspaceRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\x0c\"\x17\n\x15ListWorkspacesRequest\"A\n\x16ListWorkspacesResponse\x12\'\n\nworkspaces\x18\x01 \x03(\x0b\x32\x13.cogfs.v1.Workspace\".\n\x16\x44\x65leteWorkspaceRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\"\x19\n\x17\x44\x65leteWorkspaceResponse\"*\n\x12ListHandlesRequest\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\"\xac\x01\n\x06Handle\x12\x0c\n\x04path\x18\x01 \x01(\x0c\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x0f\n\x07\x63ommand\x18\x03 \x01(\t\x12\'\n\x06\x61\x63\x63\x65ss\x18\x04 \x01(\x0e\x32\x17.cogfs.v1.BusyBy.Access\x12)\n\x05since\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x64\x65leted\x18\x06 \x01(\x08\x12\x11\n\tdirectory\x18\x07 \x01(\x08\"8\n\x13ListHandlesResponse\x12!\n\x07handles\x18\x01 \x03(\x0b\x32\x10.cogfs.v1.Handle2\x89\x04\n\x10WorkspaceService\x12H\n\x0f\x43reateWorkspace\x12 .cogfs.v1.CreateWorkspaceRequest\x1a\x13.cogfs.v1.Workspace\x12\x34\n\x05Mount\x12\x16.cogfs.v1.MountRequest\x1a\x13.cogfs.v1.Workspace\x12\x38\n\x07Unmount\x12\x18.cogfs.v1.UnmountRequest\x1a\x13.cogfs.v1.Workspace\x12\x42\n\x0cGetWorkspace\x12\x1d.cogfs.v1.GetWorkspaceRequest\x1a\x13.cogfs.v1.Workspace\x12S\n\x0eListWorkspaces\x12\x1f.cogfs.v1.ListWorkspacesRequest\x1a .cogfs.v1.ListWorkspacesResponse\x12V\n\x0f\x44\x65leteWorkspace\x12 .cogfs.v1.DeleteWorkspaceRequest\x1a!.cogfs.v1.DeleteWorkspaceResponse\x12J\n\x0bListHandles\x12\x1c.cogfs.v1.ListHandlesRequest\x1a\x1d.cogfs.v1.ListHandlesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cogfs.v1.workspace_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKSPACEOPTIONS']._serialized_start=94
-  _globals['_WORKSPACEOPTIONS']._serialized_end=153
-  _globals['_WORKSPACE']._serialized_start=156
-  _globals['_WORKSPACE']._serialized_end=759
-  _globals['_WORKSPACE_MODE']._serialized_start=606
-  _globals['_WORKSPACE_MODE']._serialized_end=660
-  _globals['_WORKSPACE_STATE']._serialized_start=662
-  _globals['_WORKSPACE_STATE']._serialized_end=759
-  _globals['_RECOVERY']._serialized_start=762
-  _globals['_RECOVERY']._serialized_end=1000
-  _globals['_RECOVERY_OUTCOME']._serialized_start=931
-  _globals['_RECOVERY_OUTCOME']._serialized_end=1000
-  _globals['_CREATEWORKSPACEREQUEST']._serialized_start=1002
-  _globals['_CREATEWORKSPACEREQUEST']._serialized_end=1105
-  _globals['_MOUNTREQUEST']._serialized_start=1108
-  _globals['_MOUNTREQUEST']._serialized_end=1249
-  _globals['_UNMOUNTREQUEST']._serialized_start=1251
-  _globals['_UNMOUNTREQUEST']._serialized_end=1318
-  _globals['_GETWORKSPACEREQUEST']._serialized_start=1320
-  _globals['_GETWORKSPACEREQUEST']._serialized_end=1377
-  _globals['_LISTWORKSPACESREQUEST']._serialized_start=1379
-  _globals['_LISTWORKSPACESREQUEST']._serialized_end=1402
-  _globals['_LISTWORKSPACESRESPONSE']._serialized_start=1404
-  _globals['_LISTWORKSPACESRESPONSE']._serialized_end=1469
-  _globals['_DELETEWORKSPACEREQUEST']._serialized_start=1471
-  _globals['_DELETEWORKSPACEREQUEST']._serialized_end=1517
-  _globals['_DELETEWORKSPACERESPONSE']._serialized_start=1519
-  _globals['_DELETEWORKSPACERESPONSE']._serialized_end=1544
-  _globals['_LISTHANDLESREQUEST']._serialized_start=1546
-  _globals['_LISTHANDLESREQUEST']._serialized_end=1588
-  _globals['_HANDLE']._serialized_start=1591
-  _globals['_HANDLE']._serialized_end=1763
-  _globals['_LISTHANDLESRESPONSE']._serialized_start=1765
-  _globals['_LISTHANDLESRESPONSE']._serialized_end=1821
-  _globals['_WORKSPACESERVICE']._serialized_start=1824
-  _globals['_WORKSPACESERVICE']._serialized_end=2345
+  _globals['_WORKSPACEOPTIONS']._serialized_start=126
+  _globals['_WORKSPACEOPTIONS']._serialized_end=249
+  _globals['_RETENTION']._serialized_start=251
+  _globals['_RETENTION']._serialized_end=321
+  _globals['_WORKSPACE']._serialized_start=324
+  _globals['_WORKSPACE']._serialized_end=927
+  _globals['_WORKSPACE_MODE']._serialized_start=774
+  _globals['_WORKSPACE_MODE']._serialized_end=828
+  _globals['_WORKSPACE_STATE']._serialized_start=830
+  _globals['_WORKSPACE_STATE']._serialized_end=927
+  _globals['_RECOVERY']._serialized_start=930
+  _globals['_RECOVERY']._serialized_end=1168
+  _globals['_RECOVERY_OUTCOME']._serialized_start=1099
+  _globals['_RECOVERY_OUTCOME']._serialized_end=1168
+  _globals['_CREATEWORKSPACEREQUEST']._serialized_start=1170
+  _globals['_CREATEWORKSPACEREQUEST']._serialized_end=1273
+  _globals['_MOUNTREQUEST']._serialized_start=1276
+  _globals['_MOUNTREQUEST']._serialized_end=1417
+  _globals['_UNMOUNTREQUEST']._serialized_start=1419
+  _globals['_UNMOUNTREQUEST']._serialized_end=1486
+  _globals['_GETWORKSPACEREQUEST']._serialized_start=1488
+  _globals['_GETWORKSPACEREQUEST']._serialized_end=1545
+  _globals['_LISTWORKSPACESREQUEST']._serialized_start=1547
+  _globals['_LISTWORKSPACESREQUEST']._serialized_end=1570
+  _globals['_LISTWORKSPACESRESPONSE']._serialized_start=1572
+  _globals['_LISTWORKSPACESRESPONSE']._serialized_end=1637
+  _globals['_DELETEWORKSPACEREQUEST']._serialized_start=1639
+  _globals['_DELETEWORKSPACEREQUEST']._serialized_end=1685
+  _globals['_DELETEWORKSPACERESPONSE']._serialized_start=1687
+  _globals['_DELETEWORKSPACERESPONSE']._serialized_end=1712
+  _globals['_LISTHANDLESREQUEST']._serialized_start=1714
+  _globals['_LISTHANDLESREQUEST']._serialized_end=1756
+  _globals['_HANDLE']._serialized_start=1759
+  _globals['_HANDLE']._serialized_end=1931
+  _globals['_LISTHANDLESRESPONSE']._serialized_start=1933
+  _globals['_LISTHANDLESRESPONSE']._serialized_end=1989
+  _globals['_WORKSPACESERVICE']._serialized_start=1992
+  _globals['_WORKSPACESERVICE']._serialized_end=2513
 # @@protoc_insertion_point(module_scope)

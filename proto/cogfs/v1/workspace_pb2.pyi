@@ -6,6 +6,7 @@ isort:skip_file
 from cogfs.v1 import common_pb2 as _common_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -27,25 +28,68 @@ class WorkspaceOptions(_message.Message):
 
     EXCLUDE_FIELD_NUMBER: _builtins.int
     MAX_FILE_BYTES_FIELD_NUMBER: _builtins.int
+    RETAIN_FIELD_NUMBER: _builtins.int
+    REFUSE_HARD_LINKS_FIELD_NUMBER: _builtins.int
     max_file_bytes: _builtins.int
     """Larger files are skipped. Zero: 10 MiB. Negative: no limit."""
+    refuse_hard_links: _builtins.bool
+    """Neither read nor store files with more than one hard link, whose other names may lie outside the root: a snapshot
+    skips them as hard-link, and a restore keeps them. RestoreSnapshot replaces one where the snapshot has another
+    file, without reading it; Rewind is DENIED there.
+    """
     @_builtins.property
     def exclude(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Globs in gitignore syntax, on top of .git, node_modules and .cogfs at any depth."""
+
+    @_builtins.property
+    def retain(self) -> Global___Retention:
+        """What is kept after each snapshot. Unset: all."""
 
     def __init__(
         self,
         *,
         exclude: _abc.Iterable[_builtins.str] | None = ...,
         max_file_bytes: _builtins.int = ...,
+        retain: Global___Retention | None = ...,
+        refuse_hard_links: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retain", b"retain"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclude", b"exclude", "max_file_bytes", b"max_file_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclude", b"exclude", "max_file_bytes", b"max_file_bytes", "refuse_hard_links", b"refuse_hard_links", "retain", b"retain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkspaceOptions: _TypeAlias = WorkspaceOptions  # noqa: Y015
+
+@_typing.final
+class Retention(_message.Message):
+    """Which snapshots remain. Whatever it says, these do: those that are not captured yet, the newest, both of the last
+    restore, which is undone by them, and both of one that is going on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    MAX_AGE_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """So many, the newest. Zero: any number."""
+    @_builtins.property
+    def max_age(self) -> _duration_pb2.Duration:
+        """None that is older. Unset or zero: of any age."""
+
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        max_age: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_age", b"max_age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "max_age", b"max_age"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retention: _TypeAlias = Retention  # noqa: Y015
 
 @_typing.final
 class Workspace(_message.Message):

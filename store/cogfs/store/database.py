@@ -47,6 +47,7 @@ class Table(enum.StrEnum):
     DIRECTORIES = "directories"
     LINKS = "links"
     BOUNDARIES = "boundaries"
+    POLICIES = "policies"
 
 
 class View:

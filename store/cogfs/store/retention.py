@@ -35,6 +35,34 @@ def expired(
     return found
 
 
+def why_needed(
+    row: SnapshotRow,
+    workspace: WorkspaceRow,
+    journal: JournalRow | None,
+    newest_sealed: str,
+    restoring: AbstractSet[str] = frozenset(),
+) -> tuple[str, bool]:
+    """Why a snapshot must not be deleted, as the rest of a sentence about it, and whether that passes by itself.
+
+    Empty: it may be. ``restoring``: those that a restore works with which is not journalled yet.
+    """
+    if row.state == SnapshotState.FROZEN:
+        return "is not captured yet", True
+    if row.id in restoring or (journal is not None and row.id in _of_restore(journal)):
+        return "is needed by a restore that is not finished", True
+    if row.id in (newest_sealed, workspace.last_snapshot_id):
+        return "is the newest of its workspace", False
+    if row.id in in_use(workspace, journal):
+        return "is needed to undo the last restore", False
+    if row.protected:
+        return "is protected", False
+    return "", False
+
+
+def _of_restore(journal: JournalRow) -> set[str]:
+    return {journal.target_snapshot_id, journal.safety_snapshot_id}
+
+
 def in_use(workspace: WorkspaceRow, journal: JournalRow | None) -> set[str]:
     """The ids of the snapshots that a workspace needs by itself: for ``keep`` of ``expired``.
 
@@ -42,7 +70,7 @@ def in_use(workspace: WorkspaceRow, journal: JournalRow | None) -> set[str]:
     """
     ids = {workspace.last_snapshot_id}
     if journal is not None:
-        ids |= {journal.target_snapshot_id, journal.safety_snapshot_id}
+        ids |= _of_restore(journal)
     for undo in (workspace.undo, journal and journal.undo):
         if undo is not None:
             ids |= {undo.target_snapshot_id, undo.safety_snapshot_id}

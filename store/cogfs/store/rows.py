@@ -19,6 +19,7 @@ from cogfs.store.schema import (
     DirectoryRow,
     EntryRow,
     JournalRow,
+    PolicyRow,
     RecordState,
     SnapshotRow,
     ThreadRow,
@@ -42,6 +43,9 @@ _record_state = msgspec.msgpack.Decoder(RecordState)
 _directory = msgspec.msgpack.Decoder(DirectoryRow)
 _link = msgspec.msgpack.Decoder(tuple[int, tuple[int, ...]])
 _boundary = msgspec.msgpack.Decoder(BoundaryRow)
+_policy = msgspec.msgpack.Decoder(PolicyRow)
+#: The key of the runtime's policy. An agent's begins with another word.
+_RUNTIME = b"runtime"
 _NUMBER = 8
 
 
@@ -68,6 +72,14 @@ def _under(value: str) -> bytes:
 
 def _of(value: str, number: int) -> bytes:
     return _under(value) + number.to_bytes(_NUMBER)
+
+
+def _policy_key(agent: str) -> bytes | None:
+    """The key of an agent's policy, of the runtime's without an agent; None when no agent can have the name."""
+    if not agent:
+        return _RUNTIME
+    key = _id(agent)
+    return None if key is None else b"agent\0" + key
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_Row], value: bytes, table: Table, key: bytes) -> _Row:
@@ -124,6 +136,11 @@ class Reader:
             rows.append(self.snapshot(pair[0][len(prefix) :].decode()))
         return rows
 
+    def has_snapshot(self, snapshot_id: str) -> bool:
+        """There is a snapshot of this id."""
+        key = _id(snapshot_id)
+        return key is not None and self._view.get(Table.SNAPSHOTS, key) is not None
+
     def snapshot_count(self, workspace_id: str) -> int:
         """How many snapshots the workspace has."""
         return sum(1 for _ in self._view.scan(Table.WORKSPACE_SNAPSHOTS, _under(workspace_id)))
@@ -173,6 +190,12 @@ class Reader:
     def threads(self) -> list[ThreadRow]:
         """All, by id, descending."""
         return [_decode(_thread, value, Table.THREADS, key) for key, value in self._view.scan_back(Table.THREADS)]
+
+    # --- policies
+
+    def policy(self, agent: str = "") -> PolicyRow | None:
+        """What an agent, or without one the runtime, says of checkpoints; None: nothing."""
+        return self._one(_policy, Table.POLICIES, _policy_key(agent))
 
     # --- entries
 
@@ -305,6 +328,20 @@ class Writer(Reader):
     def delete_boundary(self, workspace_id: str, generation: int) -> None:
         """Removes it if it is there."""
         self._change.delete(Table.BOUNDARIES, _of(workspace_id, generation))
+
+    # --- policies
+
+    def put_policy(self, row: PolicyRow, agent: str = "") -> None:
+        """Makes or replaces that of an agent, or without one that of the runtime."""
+        if agent:
+            _new_id(agent)
+        self._put(Table.POLICIES, _policy_key(agent) or _RUNTIME, row)
+
+    def delete_policy(self, agent: str = "") -> None:
+        """Removes it if there is one."""
+        key = _policy_key(agent)
+        if key is not None:
+            self._change.delete(Table.POLICIES, key)
 
     # --- threads and entries
 

@@ -66,7 +66,7 @@ class TreeEntry(msgspec.Struct, array_like=True, frozen=True):
     target: bytes = b""
     #: Extended attributes, sorted by name; empty for SYMLINK and OPAQUE.
     xattrs: tuple[tuple[bytes, bytes], ...] = ()
-    #: Equal for the names of one inode; 0 for a file with one name.
+    #: Equal for the names of one inode, also where it is OPAQUE for being a hard link; 0 for a file with one name.
     link_group: int = 0
     #: -1 where the daemon does not run as root.
     uid: int = -1
@@ -194,6 +194,8 @@ class SnapshotRow(msgspec.Struct, array_like=True, frozen=True):
     failed: tuple[Skipped, ...] = ()
     #: Retention leaves it alone.
     protected: bool = False
+    #: Files with several names were left out.
+    refuse_hard_links: bool = False
 
 
 class BoundaryRow(msgspec.Struct, array_like=True, frozen=True):
@@ -221,6 +223,17 @@ class BoundaryRow(msgspec.Struct, array_like=True, frozen=True):
     stored_before: int = 0
 
 
+class PolicyRow(msgspec.Struct, array_like=True, frozen=True):
+    """What one level (runtime, agent, thread, run) says of checkpoints. A level that says nothing has no row."""
+
+    enabled: bool = True
+    exclude: tuple[str, ...] = ()
+    #: -1: no limit; None: not said here.
+    max_file_bytes: int | None = None
+    #: Of the runtime alone: whether a rewind that does not say takes the files back. None: not said.
+    rewind_files: bool | None = None
+
+
 class ThreadRow(msgspec.Struct, array_like=True, frozen=True):
     id: str
     workspace_id: str
@@ -230,6 +243,9 @@ class ThreadRow(msgspec.Struct, array_like=True, frozen=True):
     updated_ns: int
     #: The files are those that belong to the leaf; False after a rewind of the conversation alone.
     files_follow: bool = True
+    #: The agent that it is of; empty: none.
+    agent: str = ""
+    checkpoints: PolicyRow | None = None
 
 
 class EntryKind(enum.IntEnum):
@@ -341,3 +357,5 @@ class RecordState(msgspec.Struct, array_like=True, frozen=True):
     #: When the files were last synced, nanoseconds since the epoch. What was recorded later is not believed after
     #: another boot: the stat may have come through a loss of power, and the content not.
     synced_ns: int = 0
+    #: Also one of the rules.
+    refuse_hard_links: bool = False

@@ -95,7 +95,9 @@ class Ahead:
             before = Status.of(os.stat(name, dir_fd=fd, follow_symlinks=False))
         except OSError:
             return 0
-        if before.inode != inode or rules.too_large(before.size) or rules.excludes(path, name, directory=False):
+        if before.inode != inode or rules.too_large(before.size) or rules.refuses(before.nlink):
+            return 0
+        if rules.excludes(path, name, directory=False):
             return 0
         known = self._due(before)
         if known is None:

@@ -257,7 +257,7 @@ class Completion:
     ) -> None:
         """Take the files, wherever they are between the two snapshots, to one of them, and end the journal."""
         assert target.root is not None and safety.root is not None
-        rules = Rules(target.exclude, target.max_file_bytes)
+        rules = Rules.of(target)
         original = Planner(self._store, rules, journal.paths).plan(safety.root, target.root)
         allowed = original.paths() | {path for members in original.groups.values() for path in members}
         backing = link.root_fd if link is not None else self._open_root(None)
@@ -271,7 +271,9 @@ class Completion:
                 remove_temporaries(through, sorted(parents), journal.restore_id)
             finally:
                 os.close(through)
-            actual = self._observe(backing, safety.root, allowed, rules)
+            # What the restore did not read for having several names is not read now.
+            seen_by = Rules(target.exclude, -1, safety.refuse_hard_links)
+            actual = self._observe(backing, safety.root, allowed, seen_by)
         finally:
             if link is None:
                 os.close(backing)

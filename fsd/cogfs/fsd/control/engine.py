@@ -49,9 +49,8 @@ class Engine:
             workspace.attach(link)
             Completion(workspace).recover(link)
             row = workspace.row()
-            rules = Rules(row.options.exclude, row.options.max_file_bytes)
             if link.watched:
-                self._ahead.serve(workspace_id, workspace.ahead, link, rules)
+                self._ahead.serve(workspace_id, workspace.ahead, link, Rules.of(row.options))
             reason = row.read_only
             if reason != link.welcome.read_only:
                 workspace.set_read_only(reason)

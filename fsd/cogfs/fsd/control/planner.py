@@ -271,6 +271,8 @@ class Planner:
             return OpaqueReason.EXCLUDED.value
         if before.kind is Kind.FILE and self._rules.too_large(before.size):
             return OpaqueReason.TOO_LARGE.value
+        if before.kind is Kind.FILE and before.link_group and self._rules.refuse_hard_links:
+            return OpaqueReason.HARD_LINK.value
         return None
 
     def _entries(self, tree: Hash) -> dict[bytes, TreeEntry]:

@@ -122,8 +122,9 @@ def _status(entry: TreeEntry, status: Status, sums: Sums | None = None) -> StatR
     )
 
 
-def _opaque(name: bytes, status: Status, reason: OpaqueReason) -> StatRow:
-    return _status(TreeEntry(name, Kind.OPAQUE, stat.S_IFMT(status.mode), target=reason.encode()), status)
+def _opaque(name: bytes, status: Status, reason: OpaqueReason, group: int = 0) -> StatRow:
+    entry = TreeEntry(name, Kind.OPAQUE, stat.S_IFMT(status.mode), target=reason.encode(), link_group=group)
+    return _status(entry, status)
 
 
 def same_stat(row: StatRow, status: os.stat_result) -> bool:
@@ -678,6 +679,10 @@ class Recorder:
             return
         old = frame.old.get(name)
         group = self._group(status, old)
+        if self._rules.refuses(status.nlink):
+            # With its group: its other names are found when one of them goes, and this one may be kept again.
+            frame.rows[name] = _opaque(name, status, OpaqueReason.HARD_LINK, group)
+            return
         if old is not None and self._unchanged(frame, old, status):
             entry = old.entry
             if entry.link_group != group:
@@ -782,6 +787,8 @@ class Recorder:
             return _opaque(name, status, OpaqueReason.SPECIAL)
         if self._rules.too_large(status.size):
             return _opaque(name, status, OpaqueReason.TOO_LARGE)
+        if self._rules.refuses(status.nlink):
+            return _opaque(name, status, OpaqueReason.HARD_LINK, self._group(status, frame.old.get(name)))
         if was.hash == NO_HASH:
             return _opaque(name, status, OpaqueReason(was.reason or OpaqueReason.UNREADABLE))
         if not self._store.has(was.hash):

@@ -28,7 +28,7 @@ def _content(store: Store, entry: TreeEntry | None) -> bytes | None:
         return entry.target
     if entry.kind is Kind.FILE:
         return None if entry.size > MAX_BYTES else b"".join(store.read_file(entry.hash))
-    return b""
+    return None if entry.kind is Kind.OPAQUE else b""
 
 
 def _lines(store: Store, old: TreeEntry | None, new: TreeEntry | None, *, unified: bool) -> LineChange:
@@ -46,7 +46,7 @@ def file_change(
     """How ``path`` came from ``old`` to ``new``; None is nothing."""
     step = Step(path, old, new)
     change = _CHANGES[step.action]
-    if old is not None and new is not None and old.kind is not new.kind:
+    if old is not None and new is not None and len({old.kind, new.kind} - {Kind.OPAQUE}) > 1:
         change = pb.Change.TYPE
     lines = _lines(store, old, new, unified=unified)
     diff = b""

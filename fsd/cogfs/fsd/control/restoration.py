@@ -47,6 +47,7 @@ from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
 
+_HARD_LINK = OpaqueReason.HARD_LINK.encode()
 #: A name with nothing under it, also where the directory that is to hold it is still something else.
 _NOTHING_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
@@ -68,6 +69,8 @@ class Request:
     thread: ThreadRow | None = None
     #: The thread's row before it.
     thread_before: ThreadRow | None = None
+    #: Refuse to change what the safety snapshot cannot hold, although it is kept elsewhere (see ``_leave_unread``).
+    to_be_undone: bool = False
 
 
 class Restoration:
@@ -80,7 +83,7 @@ class Restoration:
     def restore(self, request: Request, progress: Progress = silent) -> pb.RestoreReport:
         """Carry out, or with ``dry_run`` plan, a restore. CogfsError, store errors and OSError before anything changed;
         after that the error says that the files were taken back."""
-        with self._workspace.lock:
+        with self._workspace.lock, self._workspace.sealer.keeping(request.snapshot_id):
             return self._restore(request, progress)
 
     def _restore(self, request: Request, progress: Progress) -> pb.RestoreReport:
@@ -91,6 +94,8 @@ class Restoration:
         progress(Phase.PLANNING, 0, 0)
         safety = None
         with workspace.frozen(link) as frozen:
+            # Nothing is sealed now, so no retention takes it; one that did before it was known to be needed is seen.
+            target = self.target(request.snapshot_id)
             current, base, plan = self._look(link, frozen, request, target, paths)
             touched = Touched(link.root_fd, plan)
             who = occupants(link, plan, touched, strict=request.strict)
@@ -133,12 +138,12 @@ class Restoration:
         workspace.commit(link, current)
         if not request.missing_ok:
             self._check_paths(current.root, target, paths)
-        base, plan = self._plan(link, current.root, target, paths, request.busy_reason)
+        base, plan = self._plan(link, current, target, request, paths)
         if self._bypassed(link.root_fd, plan):
             _log.warning("files changed without the mount; looking at all of them", workspace=workspace.id)
             current = workspace.record(link, frozen, scan=True)
             workspace.commit(link, current)
-            base, plan = self._plan(link, current.root, target, paths, request.busy_reason)
+            base, plan = self._plan(link, current, target, request, paths)
         return current, base, plan
 
     @staticmethod
@@ -176,33 +181,47 @@ class Restoration:
                 raise CogfsError(Reason.NOT_FOUND, f"neither the snapshot nor the workspace has {show(path)}")
 
     def _plan(
-        self, link: Link, current: TreeEntry, target: SnapshotRow, paths: tuple[bytes, ...], busy_reason: Reason
+        self,
+        link: Link,
+        current: Current,
+        target: SnapshotRow,
+        request: Request,
+        paths: tuple[bytes, ...],
     ) -> tuple[TreeEntry, Plan]:
-        """The plan, and the current tree with everything in it that the plan changes. ``busy_reason``: of the refusal
-        when that changes while it is read."""
+        """The plan, and the current tree with all that the plan changes, but for what is not to be read."""
         assert target.root is not None
-        rules = Rules(target.exclude, target.max_file_bytes)
-        planner = Planner(self._store, rules, paths)
-        base = current
+        planner = Planner(self._store, Rules.of(target), paths)
+        rules = Rules(target.exclude, -1, current.rules.refuse_hard_links)
+        base = current.root
+        unread: set[bytes] = set()
         while True:
             plan = planner.plan(base, target.root)
-            missing = plan.uncaptured()
+            missing = [one for one in plan.uncaptured() if one.path not in unread]
             if not missing:
                 break
             found: dict[bytes, TreeEntry | None] = {}
             with beneath(link.root_fd) as reach:
                 for one in missing:
                     entry = self._workspace.capture(reach, one.path, rules)
+                    if (
+                        entry is not None
+                        and entry.target == _HARD_LINK
+                        and entry.kind is Kind.OPAQUE
+                        and not request.to_be_undone
+                    ):
+                        unread.add(one.path)
+                        continue
                     if entry is None or entry.kind is Kind.OPAQUE:
                         why = entry.target.decode() if entry is not None else "gone"
                         if why == OpaqueReason.CHANGING:
-                            raise _being_written(link, one.path, busy_reason)
+                            raise _being_written(link, one.path, request.busy_reason)
                         raise CogfsError(
                             Reason.DENIED,
                             f"the restore would change {show(one.path)}, which no snapshot could keep ({why})",
                         )
                     found[one.path] = entry
             base = patched(self._store, base, found)
+        self._leave_unread(link, unread & plan.paths())
         told = {path for path, _ in plan.kept}
         for skipped in target.skipped:
             # Also where nothing differs: what was skipped may have changed, and nobody knows from what.
@@ -216,6 +235,23 @@ class Restoration:
             recorded = stats.files + stats.directories + stats.symlinks
         plan.unchanged = max(0, recorded - sum(one.path != b"" for one in plan.steps if one.after is not None))
         return base, plan
+
+    @staticmethod
+    def _leave_unread(link: Link, paths: set[bytes]) -> None:
+        """See that the files at ``paths``, which give way and are in no snapshot, keep another name. DENIED."""
+        names: dict[int, list[bytes]] = {}
+        with beneath(link.root_fd) as reach:
+            for path in sorted(paths):
+                parent, name = split(path)
+                status = os.stat(name, dir_fd=reach.directory(parent), follow_symlinks=False)
+                known = names.setdefault(status.st_ino, [])
+                known.append(path)
+                if len(known) >= status.st_nlink:
+                    raise CogfsError(
+                        Reason.DENIED,
+                        f"the restore would change every name of {show(known[0])}, which no snapshot could keep "
+                        f"({OpaqueReason.HARD_LINK.value})",
+                    )
 
     def _bypassed(self, root_fd: int, plan: Plan) -> bool:
         """Whether something that the plan changes is not what was recorded: somebody reached it past the mount."""
@@ -246,7 +282,7 @@ class Restoration:
     def _safety(self, current: Current, base: TreeEntry, target: SnapshotRow) -> SnapshotRow:
         """The safety snapshot, sealed. It leaves out only what the target left out."""
         workspace = self._workspace
-        rules = Rules(target.exclude, -1)
+        rules = Rules(target.exclude, -1, current.rules.refuse_hard_links)
         snapshot = workspace.snapshot_row(
             current,
             base,
@@ -269,7 +305,10 @@ class Restoration:
                 writer.delete_snapshot(safety.id)
                 row = writer.workspace(self._workspace.id)
                 if row.last_snapshot_id == safety.id:
-                    writer.put_workspace(msgspec.structs.replace(row, last_snapshot_id=safety.parent_id))
+                    # The one before it may have been deleted meanwhile.
+                    newest = next((one.id for one in writer.snapshots(row.id, limit=1)), "")
+                    before = safety.parent_id if writer.has_snapshot(safety.parent_id) else newest
+                    writer.put_workspace(msgspec.structs.replace(row, last_snapshot_id=before))
         except StoreError as error:
             _log.warning("a safety snapshot that nobody needs stays", snapshot=safety.id, error=str(error))
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -77,15 +79,25 @@ def believed_until(state: RecordState | None) -> int | None:
     return state.synced_ns if state is not None and state.boot_id not in ("", boot_id()) else None
 
 
-def delete_expired(writer: Writer, workspace_id: str) -> None:
-    """Delete the snapshots that the workspace's options do not keep any longer."""
+def delete_expired(writer: Writer, workspace_id: str, restoring: AbstractSet[str]) -> None:
+    """Delete the snapshots that the workspace's options do not keep any longer, but for those that are being restored.
+
+    Where that cannot be told it is logged: the snapshot that was just taken does not fail for it.
+    """
     workspace = writer.workspace(workspace_id)
     options = workspace.options
     if not options.retain_count and not options.retain_max_age_ns:
         return
-    keep = retention.in_use(workspace, writer.journal(workspace_id))
-    for snapshot_id in retention.expired(writer.snapshots(workspace_id), options, time.time_ns(), keep):
+    try:
+        keep = retention.in_use(workspace, writer.journal(workspace_id)) | restoring
+        expired = retention.expired(writer.snapshots(workspace_id), options, time.time_ns(), keep)
+    except StoreError as error:
+        _log.error("cannot tell which snapshots are past their time", workspace=workspace_id, error=str(error))
+        return
+    for snapshot_id in expired:
         writer.delete_snapshot(snapshot_id)
+    if expired:
+        _log.info("snapshots past their time are deleted", workspace=workspace_id, count=len(expired))
 
 
 class Sealer:
@@ -108,6 +120,10 @@ class Sealer:
         self._undo_log = undo_log
         self._ahead = ahead
         self.order = threading.Lock()
+        #: The snapshot that is being restored, from before it is looked up.
+        self.restoring: frozenset[str] = frozenset()
+        #: By generation: the largest file that its snapshot keeps, and whether it refuses hard links.
+        self._kept: dict[int, tuple[int, bool]] = {}
         #: Guards the fields below, and tells of boundaries that came and went.
         self._changed = threading.Condition(threading.RLock())
         self._root_fd = -1
@@ -239,6 +255,15 @@ class Sealer:
                 Reason.UNAVAILABLE, "the snapshot is not captured yet: run cogfsctl mount, and it will be finished"
             )
 
+    @contextmanager
+    def keeping(self, snapshot_id: str) -> Iterator[None]:
+        """Delete a snapshot neither by retention nor otherwise: it is being restored. One at a time."""
+        self.restoring = frozenset((snapshot_id,))
+        try:
+            yield
+        finally:
+            self.restoring = frozenset()
+
     # --- what a call waits for ----------------------------------------------------------------------------------------
 
     def _take_event(self, link: Link, event: Wanted | Broken) -> None:
@@ -275,7 +300,7 @@ class Sealer:
         """What a file is, with its content in the store; None when it has no name, so that no snapshot has it."""
         whereabouts = Whereabouts(link.root_fd, link, held=True)
         paths: list[bytes] = list(wanted.paths)
-        limit = self._size_limit()
+        limit, refuse = self._limits()
         for _ in range(_ATTEMPTS):
             for path in paths:
                 parent, name = split(path)
@@ -289,6 +314,8 @@ class Sealer:
                         xattrs = read_xattrs(name, fd)
                         if 0 <= limit < status.size:
                             return Was(status, xattrs, reason=OpaqueReason.TOO_LARGE.value)
+                        if refuse and status.nlink > 1:
+                            return Was(status, xattrs, reason=OpaqueReason.HARD_LINK.value)
                         known = self._ahead.content(status)
                         if known is not None:
                             return Was(status, xattrs, hash=known)
@@ -302,11 +329,21 @@ class Sealer:
             paths = [] if now is None else [now]
         return None
 
-    def _size_limit(self) -> int:
-        """The largest that any unsealed snapshot keeps; -1: no limit."""
+    def _limits(self) -> tuple[int, bool]:
+        """The largest file that any unsealed snapshot keeps (-1: no limit), and whether all refuse hard links."""
         with self._store.read() as reader:
-            row = reader.workspace(self._workspace_id)
-        return row.options.max_file_bytes
+            known, kept = self._kept, {}
+            for generation in reader.generations(self._workspace_id):
+                if generation in known:
+                    kept[generation] = known[generation]
+                elif (boundary := reader.boundary(self._workspace_id, generation)) is not None:
+                    snapshot = reader.snapshot(boundary.snapshot_id)
+                    kept[generation] = snapshot.max_file_bytes, snapshot.refuse_hard_links
+            options = reader.workspace(self._workspace_id).options
+        self._kept = kept
+        found = list(kept.values()) or [(options.max_file_bytes, options.refuse_hard_links)]
+        sizes = [size for size, _ in found]
+        return -1 if min(sizes) < 0 else max(sizes), all(refuse for _, refuse in found)
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -425,7 +462,7 @@ class Sealer:
     ) -> tuple[Recorded, RecordBook]:
         same_worker = link is not None and link.welcome.started_ns == row.worker_started_ns
         whereabouts = Whereabouts(root_fd, link, held=same_worker and not row.unlisted)
-        rules = Rules(snapshot.exclude, snapshot.max_file_bytes)
+        rules = Rules.of(snapshot)
         book = RecordBook(self._store, self._workspace_id, FLUSH_ROWS if row.unlisted else _ALL_ROWS)
         asof = AsOf(
             root_fd,
@@ -487,11 +524,12 @@ class Sealer:
                     row.worker_started_ns,
                     boot_id(),
                     before.synced_ns if before is not None and before.boot_id == boot_id() else 0,
+                    snapshot.refuse_hard_links,
                 ),
             )
             writer.put_snapshot(sealed)
             writer.delete_boundary(self._workspace_id, row.generation)
-            delete_expired(writer, self._workspace_id)
+            delete_expired(writer, self._workspace_id, self.restoring)
         with self._changed:
             self._unsynced_since = self._unsynced_since or time.monotonic()
 

@@ -16,6 +16,7 @@ import structlog
 
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
+from cogfs.fsd.control.policies import Effective, effective
 from cogfs.fsd.control.restoration import Request, Restoration
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.errors import NotFound
@@ -25,6 +26,7 @@ from cogfs.store.schema import (
     EntryKind,
     EntryRow,
     FileCheckpointRow,
+    PolicyRow,
     SnapshotOrigin,
     SnapshotRow,
     SnapshotState,
@@ -53,6 +55,12 @@ class Draft:
     #: Empty: chosen here.
     entry_id: str = ""
     require_checkpoint: bool = False
+    #: The agent of the run that writes it; empty: the thread's.
+    agent: str = ""
+    #: What that run says of checkpoints.
+    checkpoints: PolicyRow | None = None
+    #: The run was started from a tool call of another, whose checkpoint covers the turn.
+    called_by_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ class Threads:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def create(self, thread_id: str, workspace_id: str) -> ThreadRow:
+    def create(self, thread_id: str, workspace_id: str, agent: str = "") -> ThreadRow:
         """ALREADY_EXISTS when the id is taken, NotFound when there is no such workspace."""
         thread_id = thread_id or new_id("thread")
         with self._lock(thread_id), self._store.write() as writer:
@@ -114,7 +122,7 @@ class Threads:
                 writer.thread(thread_id)
             except NotFound:
                 now = time.time_ns()
-                row = ThreadRow(thread_id, workspace_id, "", 0, now, now)
+                row = ThreadRow(thread_id, workspace_id, "", 0, now, now, agent=agent)
                 writer.put_thread(row)
                 return row
             raise CogfsError(Reason.ALREADY_EXISTS, f"there is a thread {thread_id} already")
@@ -127,11 +135,13 @@ class Threads:
                 if draft.entry_id and reader.has_entry(draft.thread_id, draft.entry_id):
                     raise CogfsError(Reason.ALREADY_EXISTS, f"the thread has an entry {draft.entry_id} already")
                 self._refuse_unfinished(reader, thread)
+                policy = effective(reader, draft.agent or thread.agent, thread.checkpoints, draft.checkpoints)
             entry_id = draft.entry_id or new_id("entry")
             trouble = ""
-            if draft.kind is EntryKind.USER and thread.workspace_id:
+            due = policy.enabled and not draft.called_by_run
+            if draft.kind is EntryKind.USER and thread.workspace_id and due:
                 try:
-                    return self._append_with_checkpoint(draft, thread, entry_id), ""
+                    return self._append_with_checkpoint(draft, thread, entry_id, policy), ""
                 except Exception as error:
                     # Whatever it is, the message is not lost for it.
                     failure = as_cogfs_error(error, "take the checkpoint")
@@ -142,7 +152,7 @@ class Threads:
             with self._store.write() as writer:
                 return self._put_entry(writer, draft, thread, entry_id, None), trouble
 
-    def _append_with_checkpoint(self, draft: Draft, thread: ThreadRow, entry_id: str) -> EntryRow:
+    def _append_with_checkpoint(self, draft: Draft, thread: ThreadRow, entry_id: str, policy: Effective) -> EntryRow:
         written: list[EntryRow] = []
 
         def fill(writer: Writer, snapshot: SnapshotRow) -> None:
@@ -151,7 +161,14 @@ class Threads:
             written.append(self._put_entry(writer, draft, thread, entry_id, checkpoint))
 
         workspace = self._workspace(thread.workspace_id)
-        workspace.checkpoint(entry_id, "{}", SnapshotOrigin.MESSAGE, fill)
+        workspace.checkpoint(
+            entry_id,
+            "{}",
+            SnapshotOrigin.MESSAGE,
+            fill,
+            exclude=policy.exclude,
+            max_file_bytes=policy.max_file_bytes,
+        )
         return written[-1]
 
     @staticmethod
@@ -196,6 +213,33 @@ class Threads:
                     "a rewind of the thread was interrupted and is not finished: run cogfsctl mount to finish it",
                 )
 
+    # --- policies -----------------------------------------------------------------------------------------------------
+
+    def set_policy(self, row: PolicyRow | None, *, agent: str = "", thread_id: str = "") -> None:
+        """What a thread, an agent or, without either, the runtime says of checkpoints from now on; None: nothing.
+
+        NotFound: there is no such thread. THREAD_BUSY: a rewind of it is not finished.
+        """
+        if thread_id:
+            with self._lock(thread_id), self._store.write() as writer:
+                thread = writer.thread(thread_id)
+                self._refuse_unfinished(writer, thread)
+                writer.put_thread(msgspec.structs.replace(thread, checkpoints=row))
+            return
+        with self._store.write() as writer:
+            if row is None:
+                writer.delete_policy(agent)
+            else:
+                writer.put_policy(row, agent)
+
+    def policy(self, *, agent: str = "", thread_id: str = "") -> tuple[PolicyRow | None, Effective]:
+        """What a level says, and what it comes to with the less specific ones. NotFound."""
+        with self._store.read() as reader:
+            if thread_id:
+                thread = reader.thread(thread_id)
+                return thread.checkpoints, effective(reader, thread.agent, thread.checkpoints)
+            return reader.policy(agent), effective(reader, agent)
+
     # --- rewind -------------------------------------------------------------------------------------------------------
 
     def rewind(
@@ -203,18 +247,23 @@ class Threads:
         thread_id: str,
         to_entry_id: str,
         *,
-        files: bool,
+        files: bool | None,
         memory: bool,
         workspace_id: str = "",
         dry_run: bool = False,
         force: bool = False,
     ) -> Rewound:
-        """Take the conversation (``memory``) and the files back to an entry of the active branch."""
-        if not files and not memory:
-            raise CogfsError(Reason.VALIDATION_ERROR, "a rewind of neither conversation nor files does nothing")
+        """Take the conversation (``memory``) and the files back to an entry of the active branch.
+
+        ``files`` is None: as the runtime's policy says, for a thread with a workspace.
+        """
         with self._lock(thread_id):
             with self._store.read() as reader:
                 thread = reader.thread(thread_id)
+                if files is None:
+                    files = bool(thread.workspace_id) and effective(reader).rewind_files
+                if not files and not memory:
+                    raise CogfsError(Reason.VALIDATION_ERROR, "a rewind of neither conversation nor files does nothing")
                 reader.entry(thread_id, to_entry_id)
                 branch = reader.branch(thread_id, thread.leaf_id)
                 self._refuse_unfinished(reader, thread)
@@ -246,6 +295,7 @@ class Threads:
                 busy_reason=Reason.WORKSPACE_BUSY,
                 thread=after,
                 thread_before=thread,
+                to_be_undone=True,
             )
             report = Restoration(workspace).restore(request)
         return Rewound(conversation, report, entry.id, exact, workspace.id)
@@ -296,7 +346,8 @@ class Threads:
                 snapshot = reader.snapshot(checkpoint.snapshot_id)
             except NotFound as error:
                 raise CogfsError(
-                    Reason.VALIDATION_ERROR, f"the checkpoint of the entry {entry.id} is not kept any more"
+                    Reason.VALIDATION_ERROR,
+                    f"the checkpoint of the entry {entry.id} was pruned, so the files cannot be taken back to it",
                 ) from error
         if snapshot.workspace_id != checkpoint.workspace_id or snapshot.state is SnapshotState.FAILED:
             raise CogfsError(Reason.VALIDATION_ERROR, f"the checkpoint of the entry {entry.id} cannot be restored")

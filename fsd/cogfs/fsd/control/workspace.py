@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -226,10 +226,10 @@ class Workspace:
         if thread.is_alive():
             _log.warning("flushing shared maps takes long; going on without", workspace=self.id)
 
-    def record(self, link: Link, frozen: Frozen, *, scan: bool = False) -> Current:
-        """What the files are now. Called within ``frozen``. ``scan``: look at everything, whatever the worker saw."""
-        row = self.row()
-        rules = Rules(row.options.exclude, row.options.max_file_bytes)
+    def record(self, link: Link, frozen: Frozen, *, scan: bool = False, rules: Rules | None = None) -> Current:
+        """What the files are now, by the workspace's rules or others. Called within ``frozen``. ``scan``: look at
+        everything, whatever the worker saw."""
+        rules = rules or Rules.of(self.row().options)
         with self.store.read() as reader:
             state = reader.record_state(self.id)
         recorded = None
@@ -241,7 +241,7 @@ class Workspace:
             and state is not None
             and state.root is not None
             and state.worker_started_ns == link.welcome.started_ns
-            and rules.same_as(state.exclude, state.max_file_bytes)
+            and rules.same_as(state)
         ):
             recorder = Recorder(self.store, book, link.root_fd, rules, self.pool, ahead=self.ahead.content)
             changes = frozen.changes
@@ -273,6 +273,7 @@ class Workspace:
                     current.rules.max_file_bytes,
                     link.welcome.started_ns,
                     boot_id(),
+                    refuse_hard_links=current.rules.refuse_hard_links,
                 ),
             )
             if fill is not None:
@@ -305,19 +306,24 @@ class Workspace:
         metadata: str,
         origin: SnapshotOrigin,
         fill: Callable[[Writer, SnapshotRow], None] | None = None,
+        *,
+        exclude: Sequence[str] = (),
+        max_file_bytes: int | None = None,
     ) -> SnapshotRow:
         """Take a snapshot, durable when this returns and sealed some time later (see ``sealed``).
 
-        ``fill`` writes more in the same transaction.
+        ``fill`` writes more in the same transaction. ``exclude`` is left out on top of what the workspace leaves out,
+        and ``max_file_bytes`` takes the place of its limit. VALIDATION_ERROR when a glob cannot be read.
         """
         with self.lock:
             link = self.ready()
+            rules = Rules.of(self.row().options, exclude, max_file_bytes)
             if self._watched(link):
-                snapshot = self._freeze(link, label, metadata, origin, fill)
+                snapshot = self._freeze(link, rules, label, metadata, origin, fill)
             else:
                 # What is changed past the mount, or without one, cannot be kept as it was: it is read before this
                 # returns.
-                snapshot = self._checkpoint_at_once(link, label, metadata, origin, fill)
+                snapshot = self._checkpoint_at_once(link, rules, label, metadata, origin, fill)
         self.sealer.wake()
         return snapshot
 
@@ -336,6 +342,7 @@ class Workspace:
     def _freeze(
         self,
         link: Link,
+        rules: Rules,
         label: str,
         metadata: str,
         origin: SnapshotOrigin,
@@ -348,7 +355,6 @@ class Workspace:
         with self.sealer.order:
             self.sealer.refuse_stuck()
             row = self.row()
-            rules = Rules(row.options.exclude, row.options.max_file_bytes)
             unlisted = not self._builds_upon(link, rules)
             with self._cut(link, Freeze(unlisted), wait=False) as frozen:
                 unlisted = unlisted or not frozen.complete or _may_be_elsewhere(rules, frozen)
@@ -367,6 +373,7 @@ class Workspace:
                     created_ns=time.time_ns(),
                     origin=origin,
                     parent_id=row.last_snapshot_id,
+                    refuse_hard_links=rules.refuse_hard_links,
                 )
                 boundary = BoundaryRow(
                     snapshot.id,
@@ -409,19 +416,18 @@ class Workspace:
             last = reader.boundary(self.id, generations[-1]) if generations else None
             if last is not None:
                 snapshot = reader.snapshot(last.snapshot_id)
-                return last.worker_started_ns == link.welcome.started_ns and rules.same_as(
-                    snapshot.exclude, snapshot.max_file_bytes
-                )
+                return last.worker_started_ns == link.welcome.started_ns and rules.same_as(snapshot)
         return (
             state is not None
             and state.root is not None
             and state.worker_started_ns == link.welcome.started_ns
-            and rules.same_as(state.exclude, state.max_file_bytes)
+            and rules.same_as(state)
         )
 
     def _checkpoint_at_once(
         self,
         link: Link,
+        rules: Rules,
         label: str,
         metadata: str,
         origin: SnapshotOrigin,
@@ -431,7 +437,7 @@ class Workspace:
         started = time.monotonic_ns()
         before = self.store.pack_bytes()
         with self.frozen(link) as frozen:
-            current = self.record(link, frozen)
+            current = self.record(link, frozen, rules=rules)
             step("checkpoint.recorded")
             snapshot = self.snapshot_row(current, current.root, current.rules, label, metadata, origin, started, before)
 
@@ -439,7 +445,7 @@ class Workspace:
                 self.put_snapshot(writer, snapshot)
                 if fill is not None:
                     fill(writer, snapshot)
-                delete_expired(writer, self.id)
+                delete_expired(writer, self.id, self.sealer.restoring)
 
             self.commit(link, current, write)
         return snapshot
@@ -480,6 +486,7 @@ class Workspace:
             created_ns=time.time_ns(),
             origin=origin,
             parent_id=self.row().last_snapshot_id,
+            refuse_hard_links=rules.refuse_hard_links,
         )
 
     def put_snapshot(self, writer: Writer, snapshot: SnapshotRow) -> None:
@@ -488,7 +495,7 @@ class Workspace:
 
     def capture(self, reach: Beneath, path: bytes, rules: Rules) -> TreeEntry | None:
         """What is at ``path`` now, whatever its size, in the store; None when nothing is."""
-        unlimited = Rules(rules.exclude, -1)
+        unlimited = Rules(rules.exclude, -1, rules.refuse_hard_links)
         parent, name = split(path)
         try:
             fd = reach.directory(parent)

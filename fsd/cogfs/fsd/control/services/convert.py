@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from google.protobuf import json_format, struct_pb2
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
+from pathspec import GitIgnoreSpec
 
 from cogfs.fsd.control.errors import invalid
-from cogfs.store.schema import EntryRow, FileCheckpointRow, Kind, SnapshotRow, ThreadRow, TreeEntry
-from cogfs.v1 import common_pb2, snapshot_pb2, thread_pb2
+from cogfs.fsd.control.policies import Effective
+from cogfs.store.schema import (
+    EntryRow,
+    FileCheckpointRow,
+    Kind,
+    PolicyRow,
+    SnapshotRow,
+    ThreadRow,
+    TreeEntry,
+    WorkspaceOptions,
+)
+from cogfs.v1 import common_pb2, snapshot_pb2, thread_pb2, workspace_pb2
 
 #: Entries of a page when the request does not say.
 DEFAULT_PAGE = 100
 
 _METADATA_MAX = 1024 * 1024
+_GLOBS_MAX = 1000
+_GLOB_LENGTH_MAX = 4096
+#: Larger than any file.
+_FILE_BYTES_MAX = 1 << 62
+_AGENT_MAX = 128
+_AGE_MAX_NS = 100 * 366 * 24 * 3600 * 1_000_000_000
+_COUNT_MAX = 1 << 62
 
 _KINDS = {
     Kind.FILE: snapshot_pb2.TreeEntry.FILE,
@@ -34,6 +54,76 @@ def timestamp(nanoseconds: int) -> Timestamp:
     stamp = Timestamp()
     stamp.FromNanoseconds(nanoseconds)
     return stamp
+
+
+def checked_globs(globs: Sequence[str]) -> tuple[str, ...]:
+    """Globs to exclude. VALIDATION_ERROR when one is none, or there are too many."""
+    if len(globs) > _GLOBS_MAX:
+        raise invalid(f"there are {len(globs)} globs to exclude, and at most {_GLOBS_MAX:,} are allowed")
+    for glob in globs:
+        if not glob.strip() or "\n" in glob or "\0" in glob or len(glob) > _GLOB_LENGTH_MAX:
+            raise invalid(
+                f"a glob to exclude is empty, longer than {_GLOB_LENGTH_MAX:,} characters, or holds a line break"
+            )
+        try:
+            GitIgnoreSpec.from_lines([glob])
+        except ValueError as error:
+            raise invalid(f"{glob!r} is no glob in gitignore syntax: {error}") from error
+    return tuple(globs)
+
+
+def checked_size(size: int) -> int:
+    """A limit of the size of files as it is kept: zero is the default, negative none. VALIDATION_ERROR."""
+    if size > _FILE_BYTES_MAX:
+        raise invalid(f"max_file_bytes of {size} is larger than any file")
+    return WorkspaceOptions().max_file_bytes if size == 0 else max(size, -1)
+
+
+def checked_retention(retain: workspace_pb2.Retention) -> tuple[int, int]:
+    """A count and an age in nanoseconds, 0: no limit. VALIDATION_ERROR when one is negative or too large."""
+    age = retain.max_age.ToNanoseconds()
+    if not 0 <= retain.count <= _COUNT_MAX:
+        raise invalid(f"a retention keeps a number of snapshots, or with 0 all of them: not {retain.count}")
+    if not 0 <= age <= _AGE_MAX_NS or not 0 <= retain.max_age.nanos < 1_000_000_000:
+        raise invalid("the greatest age of a retention is from 0 (no limit) to 100 years")
+    return retain.count, age
+
+
+def retention_message(count: int, age_ns: int) -> workspace_pb2.Retention:
+    message = workspace_pb2.Retention(count=count)
+    if age_ns:
+        age = Duration()
+        age.FromNanoseconds(age_ns)
+        message.max_age.CopyFrom(age)
+    return message
+
+
+def checked_agent(agent: str) -> str:
+    """The name of an agent, or nothing. VALIDATION_ERROR when it cannot be one."""
+    if len(agent.encode()) > _AGENT_MAX or not (agent.isprintable() and agent == agent.strip()):
+        raise invalid(f"an agent's name has at most {_AGENT_MAX} bytes, no control characters, and no space around it")
+    return agent
+
+
+def checked_policy(message: thread_pb2.CheckpointPolicy, *, runtime: bool = False) -> PolicyRow:
+    """What a level says. VALIDATION_ERROR when it cannot say that."""
+    if message.HasField("rewind_files") and not runtime:
+        raise invalid("rewind_files is a setting of the runtime alone")
+    return PolicyRow(
+        enabled=message.enabled if message.HasField("enabled") else True,
+        exclude=checked_globs(message.exclude),
+        max_file_bytes=checked_size(message.max_file_bytes) if message.HasField("max_file_bytes") else None,
+        rewind_files=message.rewind_files if message.HasField("rewind_files") else None,
+    )
+
+
+def policy_message(policy: PolicyRow | Effective) -> thread_pb2.CheckpointPolicy:
+    return thread_pb2.CheckpointPolicy(
+        enabled=policy.enabled,
+        exclude=policy.exclude,
+        max_file_bytes=policy.max_file_bytes,
+        rewind_files=policy.rewind_files,
+    )
 
 
 def metadata_text(metadata: struct_pb2.Struct) -> str:
@@ -76,6 +166,7 @@ def snapshot_message(row: SnapshotRow) -> snapshot_pb2.Snapshot:
         created_at=timestamp(row.created_ns),
         origin=snapshot_pb2.Snapshot.Origin.Value(row.origin.name),
         parent_id=row.parent_id,
+        refuse_hard_links=row.refuse_hard_links,
     )
 
 
@@ -102,10 +193,12 @@ def thread_message(row: ThreadRow) -> thread_pb2.Thread:
         entry_count=row.entry_count,
         created_at=timestamp(row.created_ns),
         updated_at=timestamp(row.updated_ns),
+        agent=row.agent,
     )
 
 
-def entry_message(row: EntryRow, *, active: bool) -> thread_pb2.Entry:
+def entry_message(row: EntryRow, *, active: bool, pruned: bool = False) -> thread_pb2.Entry:
+    """``pruned``: the snapshot that it names is not kept any more."""
     message = thread_pb2.Entry(
         id=row.id,
         thread_id=row.thread_id,
@@ -118,9 +211,11 @@ def entry_message(row: EntryRow, *, active: bool) -> thread_pb2.Entry:
         active=active,
     )
     if row.file_checkpoint is not None:
-        message.file_checkpoint.CopyFrom(_checkpoint_message(row.file_checkpoint))
+        message.file_checkpoint.CopyFrom(_checkpoint_message(row.file_checkpoint, pruned))
     return message
 
 
-def _checkpoint_message(row: FileCheckpointRow) -> thread_pb2.FileCheckpoint:
-    return thread_pb2.FileCheckpoint(snapshot_id=row.snapshot_id, workspace_id=row.workspace_id, root=row.root)
+def _checkpoint_message(row: FileCheckpointRow, pruned: bool) -> thread_pb2.FileCheckpoint:
+    return thread_pb2.FileCheckpoint(
+        snapshot_id=row.snapshot_id, workspace_id=row.workspace_id, root=row.root, pruned=pruned
+    )

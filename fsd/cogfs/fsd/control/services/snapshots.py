@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import grpc
 
+from cogfs.fsd.control import pruning
 from cogfs.fsd.control.engine import Engine
 from cogfs.fsd.control.errors import CogfsError, invalid, show
 from cogfs.fsd.control.planner import changes, find, normal_path, walk
@@ -15,6 +16,7 @@ from cogfs.fsd.control.report import tree_changes
 from cogfs.fsd.control.restoration import Request, Restoration
 from cogfs.fsd.control.services.convert import (
     DEFAULT_PAGE,
+    checked_retention,
     metadata_text,
     required,
     snapshot_message,
@@ -63,6 +65,21 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
             snapshots=[snapshot_message(row) for row in rows[:size]],
             next_page_token=rows[size - 1].id if len(rows) > size else "",
         )
+
+    def DeleteSnapshot(
+        self, request: snapshot_pb2.DeleteSnapshotRequest, context: grpc.ServicerContext
+    ) -> snapshot_pb2.DeleteSnapshotResponse:
+        snapshot = self._snapshot(request.snapshot_id)
+        pruning.delete(self._engine.workspace(snapshot.workspace_id), snapshot.id)
+        return snapshot_pb2.DeleteSnapshotResponse()
+
+    def PruneSnapshots(
+        self, request: snapshot_pb2.PruneSnapshotsRequest, context: grpc.ServicerContext
+    ) -> snapshot_pb2.PruneSnapshotsResponse:
+        workspace = self._engine.workspace(required(request.workspace_id, "workspace_id"))
+        limits = checked_retention(request.retain) if request.HasField("retain") else None
+        deleted, remaining = pruning.prune(workspace, limits, dry_run=request.dry_run)
+        return snapshot_pb2.PruneSnapshotsResponse(deleted=deleted, dry_run=request.dry_run, remaining=remaining)
 
     def RestoreSnapshot(
         self, request: snapshot_pb2.RestoreSnapshotRequest, context: grpc.ServicerContext

@@ -10,13 +10,18 @@ from cogfs.fsd.control.engine import Engine
 from cogfs.fsd.control.errors import CogfsError, invalid
 from cogfs.fsd.control.services.convert import (
     DEFAULT_PAGE,
+    checked_agent,
+    checked_policy,
     entry_message,
     metadata_text,
+    policy_message,
     required,
     thread_message,
 )
 from cogfs.fsd.control.threads import Conversation, Draft
-from cogfs.store.schema import EntryKind
+from cogfs.store.errors import NotFound
+from cogfs.store.rows import Reader
+from cogfs.store.schema import EntryKind, EntryRow
 from cogfs.store.store import Store
 from cogfs.v1 import common_pb2, thread_pb2, thread_pb2_grpc
 
@@ -35,7 +40,8 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
         self._threads = engine.threads
 
     def CreateThread(self, request: thread_pb2.CreateThreadRequest, context: grpc.ServicerContext) -> thread_pb2.Thread:
-        return thread_message(self._threads.create(request.thread_id, request.workspace_id))
+        agent = checked_agent(request.agent)
+        return thread_message(self._threads.create(request.thread_id, request.workspace_id, agent))
 
     def GetThread(self, request: thread_pb2.GetThreadRequest, context: grpc.ServicerContext) -> thread_pb2.Thread:
         with self._store.read() as reader:
@@ -59,6 +65,32 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
             next_page_token=f"{rows[-1].updated_ns}:{rows[-1].id}" if more else "",
         )
 
+    def SetPolicy(self, request: thread_pb2.SetPolicyRequest, context: grpc.ServicerContext) -> thread_pb2.Policy:
+        level = _level(request)
+        row = None
+        if request.HasField("checkpoints"):
+            row = checked_policy(request.checkpoints, runtime=level == "runtime")
+        self._threads.set_policy(row, agent=request.agent, thread_id=request.thread_id)
+        return self._policy(request)
+
+    def GetPolicy(self, request: thread_pb2.GetPolicyRequest, context: grpc.ServicerContext) -> thread_pb2.Policy:
+        _level(request)
+        return self._policy(request)
+
+    def _policy(self, request: thread_pb2.SetPolicyRequest | thread_pb2.GetPolicyRequest) -> thread_pb2.Policy:
+        row, whole = self._threads.policy(agent=request.agent, thread_id=request.thread_id)
+        answer = thread_pb2.Policy(
+            checkpoints=policy_message(row) if row is not None else None, effective=policy_message(whole)
+        )
+        match _level(request):
+            case "agent":
+                answer.agent = request.agent
+            case "thread_id":
+                answer.thread_id = request.thread_id
+            case _:
+                answer.runtime = True
+        return answer
+
     def AppendEntry(
         self, request: thread_pb2.AppendEntryRequest, context: grpc.ServicerContext
     ) -> thread_pb2.AppendEntryResponse:
@@ -76,6 +108,9 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
             metadata_text(request.metadata),
             request.entry_id,
             request.require_checkpoint,
+            checked_agent(request.agent),
+            checked_policy(request.checkpoints) if request.HasField("checkpoints") else None,
+            bool(request.parent_tool_call_id),
         )
         entry, trouble = self._threads.append(draft)
         if request.wait != common_pb2.WAIT_UNSPECIFIED and entry.file_checkpoint is not None:
@@ -84,6 +119,8 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
             except CogfsError as error:
                 # The message is saved, whatever becomes of its checkpoint.
                 trouble = str(error)
+            except NotFound:
+                trouble = "the checkpoint was taken, and pruned for newer ones before this was answered"
         return thread_pb2.AppendEntryResponse(entry=entry_message(entry, active=True), checkpoint_error=trouble)
 
     def GetEntry(self, request: thread_pb2.GetEntryRequest, context: grpc.ServicerContext) -> thread_pb2.Entry:
@@ -91,7 +128,8 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
             thread = reader.thread(required(request.thread_id, "thread_id"))
             entry = reader.entry(thread.id, required(request.entry_id, "entry_id"))
             active = any(one.id == entry.id for one in reader.branch(thread.id, thread.leaf_id))
-        return entry_message(entry, active=active)
+            pruned = _is_pruned(reader, entry)
+        return entry_message(entry, active=active, pruned=pruned)
 
     def ListEntries(
         self, request: thread_pb2.ListEntriesRequest, context: grpc.ServicerContext
@@ -109,10 +147,11 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
                     rows.append(entry)
                     if len(rows) > size:
                         break
-        more = len(rows) > size
-        rows = rows[:size]
+            more = len(rows) > size
+            rows = rows[:size]
+            pruned = {row.id for row in rows if _is_pruned(reader, row)}
         return thread_pb2.ListEntriesResponse(
-            entries=[entry_message(row, active=row.id in active) for row in rows],
+            entries=[entry_message(row, active=row.id in active, pruned=row.id in pruned) for row in rows],
             next_page_token=str(rows[-1].sequence) if more else "",
         )
 
@@ -121,7 +160,7 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
         done = self._threads.rewind(
             required(request.thread_id, "thread_id"),
             required(request.to_entry_id, "to_entry_id"),
-            files=request.files,
+            files=request.files if request.HasField("files") else None,
             memory=memory,
             workspace_id=request.workspace_id,
             dry_run=request.dry_run,
@@ -159,6 +198,21 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
         if done.conversation is not None:
             report.conversation.CopyFrom(_conversation(done.conversation))
         return report
+
+
+def _level(request: thread_pb2.SetPolicyRequest | thread_pb2.GetPolicyRequest) -> str:
+    """Which of the levels a request names. VALIDATION_ERROR when it is none."""
+    level = request.WhichOneof("level")
+    if level is None or (level == "runtime" and not request.runtime):
+        raise invalid("say whose policy it is: runtime (true), an agent by its name, or a thread by its id")
+    if level == "agent":
+        checked_agent(required(request.agent, "agent"))
+    return level
+
+
+def _is_pruned(reader: Reader, entry: EntryRow) -> bool:
+    """Whether the snapshot that an entry names is not kept any more."""
+    return entry.file_checkpoint is not None and not reader.has_snapshot(entry.file_checkpoint.snapshot_id)
 
 
 def _number(token: str) -> int:

@@ -8,25 +8,25 @@ import time
 
 import grpc
 import msgspec
-from pathspec import GitIgnoreSpec
 
 from cogfs.fsd.control import mounts, roots, users
 from cogfs.fsd.control.errors import CogfsError, invalid, show
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Workspaces
 from cogfs.fsd.control.report import busy_messages
-from cogfs.fsd.control.services.convert import timestamp
+from cogfs.fsd.control.services.convert import (
+    checked_globs,
+    checked_retention,
+    checked_size,
+    retention_message,
+    timestamp,
+)
 from cogfs.fsd.control.supervisor import ServingState, Supervisor
 from cogfs.store.ids import new_id
 from cogfs.store.schema import WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
 from cogfs.v1 import common_pb2, workspace_pb2, workspace_pb2_grpc
 from cogfs.v1.reasons import Reason
-
-_GLOBS_MAX = 1000
-_GLOB_LENGTH_MAX = 4096
-#: Larger than any file.
-_FILE_BYTES_MAX = 1 << 62
 
 _OUTCOMES = {
     "forward": workspace_pb2.Recovery.FORWARD,
@@ -233,7 +233,7 @@ def message(
         mode=workspace_pb2.Workspace.SCANNED if row.scanned else workspace_pb2.Workspace.MOUNTED,
         state=state,
         reason=reason,
-        options=workspace_pb2.WorkspaceOptions(exclude=row.options.exclude, max_file_bytes=row.options.max_file_bytes),
+        options=_options_message(row.options),
         mountpoint=serving.mountpoint or row.mountpoint,
         created_at=timestamp(row.created_ns),
         worker_pid=serving.worker_pid,
@@ -275,22 +275,25 @@ def _state(
 
 
 def _options(options: workspace_pb2.WorkspaceOptions) -> WorkspaceOptions:
-    if len(options.exclude) > _GLOBS_MAX:
-        raise invalid(f"there are {len(options.exclude)} globs to exclude, and at most {_GLOBS_MAX:,} are allowed")
-    for glob in options.exclude:
-        if not glob.strip() or "\n" in glob or "\0" in glob or len(glob) > _GLOB_LENGTH_MAX:
-            raise invalid(
-                f"a glob to exclude is empty, longer than {_GLOB_LENGTH_MAX:,} characters, or holds a line break"
-            )
-        try:
-            GitIgnoreSpec.from_lines([glob])
-        except ValueError as error:
-            raise invalid(f"{glob!r} is no glob in gitignore syntax: {error}") from error
-    size = options.max_file_bytes
-    if size > _FILE_BYTES_MAX:
-        raise invalid(f"max_file_bytes of {size} is larger than any file")
-    default = WorkspaceOptions().max_file_bytes
-    return WorkspaceOptions(exclude=tuple(options.exclude), max_file_bytes=default if size == 0 else max(size, -1))
+    count, age_ns = checked_retention(options.retain)
+    return WorkspaceOptions(
+        exclude=checked_globs(options.exclude),
+        max_file_bytes=checked_size(options.max_file_bytes),
+        retain_count=count,
+        retain_max_age_ns=age_ns,
+        refuse_hard_links=options.refuse_hard_links,
+    )
+
+
+def _options_message(options: WorkspaceOptions) -> workspace_pb2.WorkspaceOptions:
+    message = workspace_pb2.WorkspaceOptions(
+        exclude=options.exclude,
+        max_file_bytes=options.max_file_bytes,
+        refuse_hard_links=options.refuse_hard_links,
+    )
+    if options.retain_count or options.retain_max_age_ns:
+        message.retain.CopyFrom(retention_message(options.retain_count, options.retain_max_age_ns))
+    return message
 
 
 def _match(path: bytes, rows: list[WorkspaceRow], *, exactly: bool) -> WorkspaceRow | None:
