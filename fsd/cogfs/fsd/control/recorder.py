@@ -292,6 +292,8 @@ class Recorder:
         if fd < 0 and names and self._asof.present:
             return None
         frame = _Frame(work.path, name, fd, work.inode, parent, old)
+        if work.made:
+            self._forget_former(work.inode)
         try:
             for other, row in frame.old.items():
                 if other not in names:
@@ -305,6 +307,16 @@ class Recorder:
             return self._close(frame)
         finally:
             frame.close()
+
+    def _forget_former(self, inode: int) -> None:
+        """A new directory has an inode number under which another one is recorded, which is no more. What was in that
+        is, elsewhere, or gone with it."""
+        former = self._book.directory(inode)
+        for row in former.rows if former is not None else ():
+            if row.entry.kind is Kind.DIRECTORY:
+                self._removed.add(row.inode)
+            elif row.entry.link_group:
+                self._book.remove_link(row.inode, inode)
 
     def _renewed(self, frame: _Frame, row: StatRow) -> StatRow:
         """The row of a subdirectory that was recorded anew, and is what it was in every other respect."""
