@@ -376,6 +376,8 @@ class Recorder:
             if not self._asof.present:
                 changed = fd >= 0 and os.fstat(fd).st_mtime_ns > self._asof.frozen_ns
                 self._asof.refresh()
+                if self._asof.replaced(inode):
+                    names, changed = {}, False
                 logged = self._asof.names(inode)
                 names.update(dict.fromkeys(logged, 0))
                 if changed and not logged:
@@ -400,6 +402,7 @@ class Recorder:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                     raise
         if fd >= 0 and os.fstat(fd).st_ino == status.inode:
+            # Another directory that has its name and number is told from it by what is in it, see ``_look``.
             return fd
         if fd >= 0:
             os.close(fd)
@@ -552,6 +555,8 @@ class Recorder:
                 if was is not None:
                     self._look_back(frame, name, was)
                     continue
+                if self._asof.replaced(frame.inode):
+                    found = None
                 if expected and (found is None or found.st_ino != expected):
                     self._look_for(frame, name, expected)
                     continue
