@@ -2,8 +2,8 @@
 
 While a boundary is not sealed, the worker writes down what an entry or an inode was before it changes it for the first
 time after the latest boundary, and the control process reads that instead of what the files have become. A record of
-boundary ``b`` holds for ``b`` and for every earlier boundary that has no record of its own of the same thing. What stands after
-``DirectoryMade`` is of the new directory, and of none that had its inode number before.
+boundary ``b`` holds for ``b`` and for every earlier boundary that has no record of its own of the same thing.
+What stands after ``DirectoryMade`` is of the new directory, and of none that had its inode number before.
 
 One process appends. Each record is written by one system call before the change is made, so a reader that looks at a
 file first and at the log afterwards knows whether what it saw was of the boundary. Records survive the end of any

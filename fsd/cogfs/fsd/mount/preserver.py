@@ -280,7 +280,7 @@ class Preserver:
         return self.prepare(((parent, name), (new_parent, new_name)), ())
 
     def made_directory(self, node: Node) -> None:
-        """``node`` is new. Its inode number may be one that a directory of a boundary had, which is looked for by it."""
+        """``node`` is new. A directory of a boundary may have had its inode number, and is looked for by that."""
         if self._boundaries:
             try:
                 self._writable().append(DirectoryMade(self._latest, node.ino))
