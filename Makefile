@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine each of these installs what it needs first.
-.PHONY: demo test lint bench install generate
+.PHONY: demo test lint bench soak install generate
 
 PYTHON := .venv/bin/python
 
@@ -20,6 +20,16 @@ lint: install
 
 bench: install
 	$(PYTHON) -m tests.bench
+
+# Random runs until something is wrong or the minutes are over, each of the four: operations against a plain directory,
+# crashes between boundary and seal, and loss of power with one filesystem and with two.
+MINUTES := 10
+soak: install
+	.ci/as-root $(PYTHON) -m tests.soak.state_machine --minutes $(MINUTES)
+	.ci/as-root $(PYTHON) -m tests.soak.crashes --runs 1000000 --minutes $(MINUTES)
+	.ci/as-root $(PYTHON) -m tests.soak.power --control
+	.ci/as-root $(PYTHON) -m tests.soak.power --cuts 1000000 --minutes $(MINUTES)
+	.ci/as-root $(PYTHON) -m tests.soak.power --cuts 1000000 --minutes $(MINUTES) --two
 
 install:
 	@.ci/install

@@ -522,3 +522,29 @@ def test_files_that_cannot_be_read_are_named(place: Directory, monkeypatch: pyte
     assert _reasons(place, recorded.root) == {b"EACCES": "unreadable", b"EIO": "unreadable"}
     assert recorded.sums.skipped == 2
     assert _reasons(place, place.record()) == {}
+
+
+def test_a_new_directory_that_has_the_number_of_one_that_is_gone(place: Directory) -> None:
+    """What was recorded below the old one is forgotten, or its hard links would be looked for in the new one."""
+    (place.root / "old" / "below").mkdir(parents=True)
+    (place.root / "old" / "below" / "one").write_text("first")
+    (place.root / "old" / "two").write_text("other")
+    os.link(place.root / "old" / "below" / "one", place.root / "one")
+    os.link(place.root / "old" / "two", place.root / "two")
+    place.scan()
+    below = (place.root / "old" / "below").stat().st_ino
+    linked = {(place.root / name).stat().st_ino for name in ("one", "two")}
+    # The worker tells of another directory with the same number.
+    shutil.rmtree(place.root / "old" / "below")
+    (place.root / "old" / "two").unlink()
+    (place.root / "old").rename(place.root / "new")
+    watched = Watched(place.root)
+    watched.entry("old")
+    watched.made("new")
+    watched.content("one")
+    place.update(*watched.dirty())
+    with place.store.read() as reader:
+        assert reader.directory(place.id, below) is None
+        root = place.root.stat().st_ino
+        assert {(reader.link(place.id, inode) or (0, ()))[1] for inode in linked} <= {(root,), ()}
+    assert place.record() == place.recorded

@@ -22,7 +22,8 @@ def records(path: Path) -> tuple[list[EntryWas], list[InodeWas]]:
     """All records of an undo log, read as the control process reads it."""
     log = UndoLog(os.fsencode(path))
     log.refresh()
-    entries = [record for names in log._entries.values() for found in names.values() for record in found]
+    names = [names for had in log._entries.values() for _, names in had]
+    entries = [record for one in names for found in one.values() for record in found]
     inodes = [record for found in log._inodes.values() for record in found]
     log.close()
     return entries, inodes
@@ -148,7 +149,9 @@ class Past:
     def entry(self, directory: int, name: bytes) -> int:
         """Inode that had the name, or 0."""
         record = self._log.entry(directory, name, self._boundary)
-        return self._now.entries.get((directory, name), 0) if record is None else record.inode
+        if record is not None:
+            return record.inode
+        return 0 if self._log.replaced(directory, self._boundary) else self._now.entries.get((directory, name), 0)
 
     def inode(self, inode: int) -> Inode:
         """What the inode was."""
@@ -166,7 +169,9 @@ class Past:
             state.inodes[inode] = found = self.inode(inode)
             if not stat.S_ISDIR(found.mode):
                 return
-            names = {*self._now.names.get(inode, ()), *self._log.names(inode)}
+            names = set(self._log.names(inode, self._boundary))
+            if not self._log.replaced(inode, self._boundary):
+                names.update(self._now.names.get(inode, ()))
             there = [name for name in sorted(names) if self.entry(inode, name)]
             state.names[inode] = there
             for name in there:

@@ -19,6 +19,8 @@ class Churn:
     def __init__(self, root: Path, dice: random.Random) -> None:
         self.root = root
         self.dice = dice
+        #: Of the names that are made.
+        self.prefix = "n"
         self._number = 0
         self._acts: list[tuple[int, Callable[[], None]]] = [
             (6, self.create),
@@ -79,15 +81,19 @@ class Churn:
             raise FileNotFoundError
         return self.dice.choice(directories)
 
+    def files(self) -> list[Path]:
+        """All that are not left out."""
+        return self._walk()[1]
+
     def _file(self) -> Path:
-        _, files = self._walk()
+        files = self.files()
         if not files:
             raise FileNotFoundError
         return self.dice.choice(files)
 
     def _new(self) -> Path:
         self._number += 1
-        return self._directory() / f"n{self._number}"
+        return self._directory() / f"{self.prefix}{self._number}"
 
     def _content(self) -> bytes:
         size = _LARGE if self.dice.random() < 0.05 else self.dice.randrange(2000)
@@ -161,5 +167,6 @@ class Churn:
         else:
             self._number += 1
             os.rename(
-                self.dice.choice((self._file, lambda: self._directory(root=False)))(), outside / f"n{self._number}"
+                self.dice.choice((self._file, lambda: self._directory(root=False)))(),
+                outside / f"{self.prefix}{self._number}",
             )

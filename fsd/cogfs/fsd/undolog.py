@@ -3,6 +3,7 @@
 While a boundary is not sealed, the worker writes down what an entry or an inode was before it changes it for the first
 time after the latest boundary, and the control process reads that instead of what the files have become. A record of
 boundary ``b`` holds for ``b`` and for every earlier boundary that has no record of its own of the same thing.
+What stands after ``DirectoryMade`` is of the new directory, and of none that had its inode number before.
 
 One process appends. Each record is written by one system call before the change is made, so a reader that looks at a
 file first and at the log afterwards knows whether what it saw was of the boundary. Records survive the end of any
@@ -88,7 +89,15 @@ class InodeWas(msgspec.Struct, array_like=True, frozen=True, tag=2):
     was: Was
 
 
-Record = EntryWas | InodeWas
+class DirectoryMade(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """A directory was made after ``boundary`` and before the next one. Written right after that and before anything is
+    made in it. A directory that had the number at ``boundary`` is no more."""
+
+    boundary: int
+    inode: int
+
+
+Record = EntryWas | InodeWas | DirectoryMade
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -152,7 +161,9 @@ class UndoLog:
         self._fd = -1
         self._offset = 0
         self._rest = b""
-        self._entries: dict[int, dict[bytes, list[EntryWas]]] = {}
+        #: By the number of a directory, for each that had it in turn: the boundary after which it was made (-1 for the
+        #: first, of which that is not known), and its names.
+        self._entries: dict[int, list[tuple[int, dict[bytes, list[EntryWas]]]]] = {}
         self._inodes: dict[int, list[InodeWas]] = {}
 
     def refresh(self) -> None:
@@ -182,20 +193,34 @@ class UndoLog:
 
     def _add(self, record: Record) -> None:
         if isinstance(record, EntryWas):
-            self._entries.setdefault(record.directory, {}).setdefault(record.name, []).append(record)
+            names = self._entries.setdefault(record.directory, [(-1, {})])[-1][1]
+            names.setdefault(record.name, []).append(record)
+        elif isinstance(record, DirectoryMade):
+            self._entries.setdefault(record.inode, [(-1, {})]).append((record.boundary, {}))
         else:
             self._inodes.setdefault(record.was.status.inode, []).append(record)
 
     def entry(self, directory: int, name: bytes, boundary: int) -> EntryWas | None:
         """What ``name`` in ``directory`` was at ``boundary``; None: what it is."""
-        for record in self._entries.get(directory, {}).get(name, ()):
+        for record in self._names(directory, boundary).get(name, ()):
             if record.boundary >= boundary:
                 return record
         return None
 
-    def names(self, directory: int) -> list[bytes]:
-        """The names in ``directory`` of which there is any record."""
-        return list(self._entries.get(directory, ()))
+    def names(self, directory: int, boundary: int) -> list[bytes]:
+        """The names in ``directory``, as it was at ``boundary``, of which there is any record."""
+        return list(self._names(directory, boundary))
+
+    def _names(self, directory: int, boundary: int) -> dict[bytes, list[EntryWas]]:
+        for made_after, names in reversed(self._entries.get(directory, ())):
+            if made_after < boundary:
+                return names
+        return {}
+
+    def replaced(self, directory: int, boundary: int) -> bool:
+        """Whether the directory that has this number now was made after ``boundary``."""
+        of_it = self._entries.get(directory)
+        return of_it is not None and of_it[-1][0] >= boundary
 
     def inode(self, inode: int, boundary: int) -> Was | None:
         """What an inode was at ``boundary``; None: what it is."""

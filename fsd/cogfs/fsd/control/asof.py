@@ -68,7 +68,12 @@ class AsOf:
 
     def names(self, directory: int) -> list[bytes]:
         """The names in a directory of which the log has anything, as of the last ``refresh``."""
-        return [] if self._log is None else self._log.names(directory)
+        return [] if self._log is None else self._log.names(directory, self._boundary)
+
+    def replaced(self, directory: int) -> bool:
+        """Whether the number of a directory has been given to another one since, as of the last ``refresh``. What was
+        seen in that before the ``refresh`` is not of the boundary."""
+        return self._log is not None and self._log.replaced(directory, self._boundary)
 
     def inode(self, inode: int) -> Was | None:
         """What the log has of an inode, as of the last ``refresh``."""
@@ -86,7 +91,13 @@ class AsOf:
                 fd = -1
             if fd >= 0:
                 if os.fstat(fd).st_ino == inode:
-                    return fd
+                    if self._log is None:
+                        return fd
+                    self._log.refresh()
+                    if not self.replaced(inode):
+                        return fd
+                    os.close(fd)
+                    return -1
                 os.close(fd)
             self._reach.forget()
             path = self._locate(inode)

@@ -309,6 +309,8 @@ class Recorder:
         if fd < 0 and names and self._asof.present:
             return None
         frame = _Frame(work.path, name, fd, work.inode, parent, old)
+        if work.made:
+            self._forget_former(work.inode)
         try:
             for other, row in frame.old.items():
                 if other not in names:
@@ -322,6 +324,16 @@ class Recorder:
             return self._close(frame)
         finally:
             frame.close()
+
+    def _forget_former(self, inode: int) -> None:
+        """A new directory has an inode number under which another one is recorded, which is no more. What was in that
+        is, elsewhere, or gone with it."""
+        former = self._book.directory(inode)
+        for row in former.rows if former is not None else ():
+            if row.entry.kind is Kind.DIRECTORY:
+                self._removed.add(row.inode)
+            elif row.entry.link_group:
+                self._book.remove_link(row.inode, inode)
 
     def _renewed(self, frame: _Frame, row: StatRow) -> StatRow:
         """The row of a subdirectory that was recorded anew, and is what it was in every other respect."""
@@ -390,6 +402,8 @@ class Recorder:
             if not self._asof.present:
                 changed = fd >= 0 and os.fstat(fd).st_mtime_ns > self._asof.frozen_ns
                 self._asof.refresh()
+                if self._asof.replaced(inode):
+                    names, changed = {}, False
                 logged = self._asof.names(inode)
                 names.update(dict.fromkeys(logged, 0))
                 if changed and not logged:
@@ -414,6 +428,7 @@ class Recorder:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                     raise
         if fd >= 0 and os.fstat(fd).st_ino == status.inode:
+            # Another directory that has its name and number is told from it by what is in it, see ``_look``.
             return fd
         if fd >= 0:
             os.close(fd)
@@ -600,6 +615,8 @@ class Recorder:
                 if was is not None:
                     self._look_back(frame, name, was)
                     continue
+                if self._asof.replaced(frame.inode):
+                    found = None
                 if expected and (found is None or found.st_ino != expected):
                     self._look_for(frame, name, expected)
                     continue

@@ -220,7 +220,9 @@ class Operations(pyfuse3.Operations):
 
     @changing(_entry)
     def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
-        return self._made(self.tree.make_directory(self.tree.nodes.get(parent_inode), name, mode, ctx), ctx)
+        found = self.tree.make_directory(self.tree.nodes.get(parent_inode), name, mode, ctx)
+        self.preserver.made_directory(found[0])
+        return self._made(found, ctx)
 
     @changing(_entry)
     def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:

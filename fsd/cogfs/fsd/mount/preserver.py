@@ -31,7 +31,7 @@ from cogfs.fsd.mount.dirty import Change, DirtyTable, Retained, file_paths
 from cogfs.fsd.mount.gate import Gate
 from cogfs.fsd.mount.nodes import Node
 from cogfs.fsd.mount.tree import Tree
-from cogfs.fsd.undolog import EntryWas, InodeWas, Record, UndoLogWriter, Was
+from cogfs.fsd.undolog import DirectoryMade, EntryWas, InodeWas, Record, UndoLogWriter, Was
 
 log = logging.getLogger(__name__)
 
@@ -293,6 +293,14 @@ class Preserver:
         if exchange and other is not None and other.children is not None and self._dirty.leaves(other, parent, name):
             return self._changed
         return self.prepare(((parent, name), (new_parent, new_name)), ())
+
+    def made_directory(self, node: Node) -> None:
+        """``node`` is new. A directory of a boundary may have had its inode number, and is looked for by that."""
+        if self._boundaries:
+            try:
+                self._writable().append(DirectoryMade(self._latest, node.ino))
+            except OSError as error:
+                self._give_up(error)
 
     def _named(self, directory: Node, name: bytes) -> Node | None:
         assert directory.children is not None
