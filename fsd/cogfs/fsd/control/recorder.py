@@ -22,7 +22,7 @@ import msgspec
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
 from cogfs.fsd.control.asof import AsOf
 from cogfs.fsd.control.beneath import join, split
-from cogfs.fsd.control.capture import Vanished, Xattrs, capture_file, is_recorded_xattr, read_xattrs
+from cogfs.fsd.control.capture import UNREADABLE, Vanished, Xattrs, capture_file, is_recorded_xattr, read_xattrs
 from cogfs.fsd.control.recordbook import RecordBook, is_reported
 from cogfs.fsd.control.rules import Rules, is_temporary
 from cogfs.fsd.control.worklist import Work, Worklist
@@ -51,6 +51,10 @@ class Recorded:
         self.sums = sums
         self.hashed = hashed
         self.failed = failed
+
+
+class _CannotList(OSError):
+    """A directory whose names cannot be read."""
 
 
 class _Frame:
@@ -273,14 +277,22 @@ class Recorder:
         elif not parent:
             # It is recorded nowhere: the one that holds it has it among its names, and scans it.
             return
-        if work.subtree or (old is None and not work.made) or (old is not None and self._other_rules(inode, path)):
-            fd = self._asof.open(inode, path)
-            if fd < 0 and self._asof.present:
-                return
-            self._scan(path, name, fd, inode, parent)
-            now = self._book.directory(inode)
-        else:
-            now = self._update_names(work, name, parent, old)
+        try:
+            if work.subtree or (old is None and not work.made) or (old is not None and self._other_rules(inode, path)):
+                fd = self._asof.open(inode, path)
+                if fd < 0 and self._asof.present:
+                    return
+                self._scan(path, name, fd, inode, parent)
+                now = self._book.directory(inode)
+            else:
+                now = self._update_names(work, name, parent, old)
+        except OSError as error:
+            if error.errno not in UNREADABLE or inode == root_inode:
+                raise
+            # What is recorded of it is not what it is. The one that holds it finds that it cannot be read.
+            self._book.drop_tree(inode, frozenset())
+            self._worklist.at(parent, split(path)[0]).expected[name] = inode
+            return
         if now is None or inode == root_inode:
             return
         if old is None or _seen_from_above(now) != _seen_from_above(old):
@@ -324,7 +336,11 @@ class Recorder:
             child_fd = self._open_child(frame, child, status)
             if child_fd is not None:
                 xattrs = _xattrs_of(child_fd)
-                self._scan(join(frame.path, child), child, child_fd, status.inode, frame.inode)
+                try:
+                    self._scan(join(frame.path, child), child, child_fd, status.inode, frame.inode)
+                except _CannotList:
+                    frame.rows[child] = _opaque(child, status, OpaqueReason.UNREADABLE)
+                    continue
                 self._adopt(frame, child, status, xattrs)
 
     def _scan(self, path: bytes, name: bytes, fd: int, inode: int, parent: int) -> None:
@@ -340,7 +356,11 @@ class Recorder:
                     child_fd = self._open_child(frame, child, status)
                     if child_fd is not None:
                         where = join(frame.path, child)
-                        below = self._open_frame(where, child, child_fd, status.inode, frame.inode)
+                        try:
+                            below = self._open_frame(where, child, child_fd, status.inode, frame.inode)
+                        except _CannotList:
+                            frame.rows[child] = _opaque(child, status, OpaqueReason.UNREADABLE)
+                            continue
                         below.status = status
                         stack.append(below)
                     continue
@@ -360,7 +380,7 @@ class Recorder:
     def _open_frame(self, path: bytes, name: bytes, fd: int, inode: int, parent: int) -> _Frame:
         frame = _Frame(path, name, fd, inode, parent, self._book.directory(inode))
         try:
-            names = dict.fromkeys(map(os.fsencode, os.listdir(fd)), 0) if fd >= 0 else {}
+            names = self._names_in(fd)
             if not self._asof.present:
                 changed = fd >= 0 and os.fstat(fd).st_mtime_ns > self._asof.frozen_ns
                 self._asof.refresh()
@@ -374,6 +394,14 @@ class Recorder:
             raise
         return frame
 
+    def _names_in(self, fd: int) -> dict[bytes, int]:
+        try:
+            return dict.fromkeys(map(os.fsencode, os.listdir(fd)), 0) if fd >= 0 else {}
+        except OSError as error:
+            if error.errno in UNREADABLE:
+                raise _CannotList(error.errno, f"the names in a directory cannot be read: {error.strerror}") from error
+            raise
+
     def _open_child(self, frame: _Frame, name: bytes, status: Status) -> int | None:
         """A descriptor of a subdirectory, -1 when it is no more and the log has what was in it; None when it cannot be
         read, which is then recorded, or has gone."""
@@ -381,10 +409,10 @@ class Recorder:
         if frame.fd >= 0:
             try:
                 fd = os.open(name, _OPEN, dir_fd=frame.fd)
-            except PermissionError:
-                frame.rows[name] = _opaque(name, status, OpaqueReason.UNREADABLE)
-                return None
             except OSError as error:
+                if error.errno in UNREADABLE:
+                    frame.rows[name] = _opaque(name, status, OpaqueReason.UNREADABLE)
+                    return None
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                     raise
         if fd >= 0 and os.fstat(fd).st_ino == status.inode:
@@ -393,7 +421,27 @@ class Recorder:
             os.close(fd)
         if self._asof.present:
             return None
-        return self._asof.open(status.inode, join(frame.path, name))
+        try:
+            fd = self._asof.open(status.inode, join(frame.path, name))
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            frame.rows[name] = _opaque(name, status, OpaqueReason.UNREADABLE)
+            return None
+        if fd < 0:
+            self._asof.refresh()
+            if self._asof.inode(status.inode) is None:
+                self._fail(frame, name, "it was removed past the mount")
+        return fd
+
+    def _reach(self, inode: int, path: bytes) -> int:
+        """A descriptor of a directory that was at ``path``; -1 when there is none to be had."""
+        try:
+            return self._asof.open(inode, path)
+        except OSError as error:
+            if error.errno in UNREADABLE:
+                return -1
+            raise
 
     def _adopt(self, frame: _Frame, name: bytes, status: Status, xattrs: Xattrs) -> None:
         """Put a recorded subdirectory into the directory that holds it."""
@@ -471,7 +519,7 @@ class Recorder:
     def _capture_link(self, directory: int, row: StatRow) -> StatRow:
         """What a file is of which a recorded name alone is known."""
         path = self._book.path_of(directory) or b""
-        fd = self._asof.open(directory, path)
+        fd = self._reach(directory, path)
         frame = _Frame(path, b"", fd, directory, 0, None)
         try:
             self._look(frame, {row.entry.name: row.inode})
@@ -529,8 +577,10 @@ class Recorder:
                 found = os.stat(name, dir_fd=frame.fd, follow_symlinks=False) if frame.fd >= 0 else None
             except FileNotFoundError:
                 found = None
-            except PermissionError:
-                # A directory that may be listed and not entered.
+            except OSError as error:
+                if error.errno not in UNREADABLE:
+                    raise
+                # A directory that may be listed and not entered, a damaged inode, a dead mount.
                 entry = TreeEntry(name, Kind.OPAQUE, target=OpaqueReason.UNREADABLE.encode())
                 frame.rows[name] = StatRow(entry, 0, 0, 0, 0, 0, 0)
                 continue
@@ -544,6 +594,7 @@ class Recorder:
                     self._look_for(frame, name, expected)
                     continue
             if found is not None:
+                frame.looked[name] = found.st_ino
                 self._look_at(frame, name, Status.of(found), found.st_dev)
 
     def _look_back(self, frame: _Frame, name: bytes, was: EntryWas) -> None:
@@ -557,7 +608,7 @@ class Recorder:
         if was is not None and not stat.S_ISDIR(was.status.mode):
             frame.rows[name] = self._row_of(frame, name, was)
             return
-        fd = self._asof.open(inode, join(frame.path, name))
+        fd = self._reach(inode, join(frame.path, name))
         if fd >= 0:
             try:
                 found = os.fstat(fd)
@@ -592,7 +643,7 @@ class Recorder:
             and self._book.directory(status.inode) is not None
             and not self._other_rules(status.inode, path)
         ):
-            fd = self._asof.open(status.inode, path)
+            fd = self._reach(status.inode, path)
             xattrs = _xattrs_of(fd)
             if fd >= 0:
                 os.close(fd)
@@ -703,7 +754,8 @@ class Recorder:
                     frame.rows[name] = _status(entry, known.status, recorded.sums)
             elif inode and (row is None or row.inode not in (0, inode)):
                 if not any(one.path == join(frame.path, name) for one in self._failed):
-                    self._fail(frame, name, "it was replaced past the mount")
+                    why = "it was removed past the mount" if row is None else "it was replaced past the mount"
+                    self._fail(frame, name, why)
             elif row is not None and row.ctime_ns > self._asof.frozen_ns and _is_read(row):
                 self._fail(frame, name, "it was changed past the mount")
 

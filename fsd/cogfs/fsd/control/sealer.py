@@ -23,7 +23,7 @@ from cogfs.fsd.channel import Broken, Locate, Preserve, Reconcile, Sealed, Wante
 from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.asof import AsOf, Stopped
-from cogfs.fsd.control.beneath import beneath, split
+from cogfs.fsd.control.beneath import beneath, join, split
 from cogfs.fsd.control.capture import Vanished, capture_file, read_xattrs
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
@@ -279,7 +279,7 @@ class Sealer:
                             continue
                         status = Status.of(found)
                         xattrs = read_xattrs(name, fd)
-                        if 0 <= limit < status.size:
+                        if 0 <= limit < status.size and self._too_large(status.size):
                             return Was(status, xattrs, reason=OpaqueReason.TOO_LARGE.value)
                         known = self._ahead.content(status)
                         if known is not None:
@@ -291,14 +291,34 @@ class Sealer:
                     return Was(status, xattrs, reason=content.value)
                 return Was(Status.of(content.stat), xattrs, hash=content.hash)
             now = whereabouts(wanted.inode)
-            paths = [] if now is None else [now]
+            paths = self._recorded_names(wanted.inode) if now is None else [now]
         return None
 
+    def _recorded_names(self, inode: int) -> list[bytes]:
+        """Where a file with several names was recorded: the worker may know none of those that are left."""
+        book = RecordBook(self._store, self._workspace_id)
+        link = book.link(inode)
+        found = []
+        for directory in link[1] if link is not None else ():
+            above, recorded = book.path_of(directory), book.directory(directory)
+            if above is not None and recorded is not None:
+                found += [join(above, row.entry.name) for row in recorded.rows if row.inode == inode]
+        return found
+
     def _size_limit(self) -> int:
-        """The largest that any unsealed snapshot keeps; -1: no limit."""
+        """The largest that a snapshot keeps by the present options; -1: no limit."""
         with self._store.read() as reader:
             row = reader.workspace(self._workspace_id)
         return row.options.max_file_bytes
+
+    def _too_large(self, size: int) -> bool:
+        """Whether no unsealed snapshot keeps a file of that size: some may have been taken by other options."""
+        with self._store.read() as reader:
+            for generation in reader.generations(self._workspace_id):
+                row = reader.boundary(self._workspace_id, generation)
+                if row is not None and not 0 <= reader.snapshot(row.snapshot_id).max_file_bytes < size:
+                    return False
+        return True
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
