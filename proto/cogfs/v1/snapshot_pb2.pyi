@@ -84,6 +84,7 @@ class Snapshot(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
     PARENT_ID_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     workspace_id: _builtins.str
     label: _builtins.str
@@ -105,6 +106,10 @@ class Snapshot(_message.Message):
     def stats(self) -> Global___SnapshotStats: ...
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PathReason]:
+        """What could not be captured as it was, with why, when the snapshot FAILED because of that; at most 1,000 paths."""
+
     def __init__(
         self,
         *,
@@ -122,10 +127,11 @@ class Snapshot(_message.Message):
         created_at: _timestamp_pb2.Timestamp | None = ...,
         origin: Global___Snapshot.Origin.ValueType = ...,
         parent_id: _builtins.str = ...,
+        failed: _abc.Iterable[_common_pb2.PathReason] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "metadata", b"metadata", "stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "exclude", b"exclude", "id", b"id", "label", b"label", "max_file_bytes", b"max_file_bytes", "metadata", b"metadata", "origin", b"origin", "parent_id", b"parent_id", "reason", b"reason", "root_hash", b"root_hash", "skipped", b"skipped", "state", b"state", "stats", b"stats", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "exclude", b"exclude", "failed", b"failed", "id", b"id", "label", b"label", "max_file_bytes", b"max_file_bytes", "metadata", b"metadata", "origin", b"origin", "parent_id", b"parent_id", "reason", b"reason", "root_hash", b"root_hash", "skipped", b"skipped", "state", b"state", "stats", b"stats", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
