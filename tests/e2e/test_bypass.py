@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+import pytest
+
+from cogfs.client import Snapshot
+from cogfs.v1 import snapshot_pb2
 from tests.e2e.ctl import TIMEOUT, Ctl
-from tests.e2e.support.site import Site
+from tests.e2e.support.site import Aside, Site, as_root, wait_for
+from tests.support.tree import Tree, describe, differences, of_snapshot
 
 
 @contextmanager
@@ -164,3 +170,252 @@ def test_a_directory_that_was_opened_before_the_mount(daemon: Ctl, project: Path
         assert daemon("cat", second["id"], "src/main.py") == "one\ntwo\nthree\nfour\n"
     finally:
         os.close(held)
+
+
+# --- between a boundary and its capture -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clients() -> Iterator[ExitStack]:
+    """Closes what a test opens."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def bare(here: Site) -> Path:
+    """The project past its mount, by a way that nobody can see; made before the mount."""
+    place = here.base / "bare"
+    place.mkdir()
+    for arguments in (("--bind", str(here.project), str(place)), ("--make-private", str(place))):
+        subprocess.run([*as_root(), "mount", *arguments], check=True, timeout=TIMEOUT)
+    return place
+
+
+@contextmanager
+def unsealed(here: Site, clients: ExitStack, taken: list[Snapshot]) -> Iterator[None]:
+    """A snapshot of which nothing is captured before the block has ended; it is put into the list when it is captured,
+    or has failed. A call that has to wait for a capture waits for longer than the block."""
+    here.kill_daemon()
+    here.start("checkpoint.committed")
+    here.ctl("checkpoint", here.project, code=None)
+    yield
+    here.start()
+    cog = clients.enter_context(here.client())
+    here.settled(cog)
+    snapshot = next(here.workspace(cog).snapshots())
+    wait_for("it is captured", lambda: snapshot.refresh().message.state != snapshot_pb2.Snapshot.FROZEN)
+    taken.append(snapshot)
+
+
+def _tree(project: Path) -> Tree:
+    """Without the root, which a snapshot does not list."""
+    return {path: node for path, node in describe(project).items() if path}
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def _change_everything(place: Path) -> None:
+    (place / "overwritten").write_text("other\n")
+    _append(place / "appended", "more\n")
+    os.truncate(place / "cut", 0)
+    (place / "removed").unlink()
+    (place / "beside").write_text("beside\n")
+    (place / "beside").rename(place / "replaced")
+    (place / "chmodded").chmod(0o600)
+    (place / "link").unlink()
+    (place / "link").symlink_to("elsewhere")
+    (place / "gone" / "below" / "file").unlink()
+    (place / "gone" / "below").rmdir()
+    (place / "gone").rmdir()
+    (place / "moved").rename(place / "elsewhere")
+    (place / "thinned" / "one").unlink()
+
+
+_CHANGED = {
+    *("overwritten", "appended", "cut", "removed", "replaced", "chmodded", "link"),
+    *("gone", "moved", "thinned"),
+}
+_REMOVED = {"removed", "gone", "moved"}
+
+
+def _fill(place: Path) -> None:
+    for name in ("overwritten", "appended", "cut", "removed", "replaced", "chmodded", "kept"):
+        (place / name).write_text(f"{name}\n")
+    (place / "link").symlink_to("target")
+    for name in ("gone/below/file", "moved/file", "thinned/one", "thinned/two"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(name)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["everything is captured", "what changed is captured"])
+def test_what_is_changed_past_the_mount_before_it_is_captured_is_named(
+    here: Site, clients: ExitStack, first: bool
+) -> None:
+    place = bare(here)
+    if first:
+        _fill(here.project)
+        here.mount()
+    else:
+        here.mount()
+        here.ctl("checkpoint", here.project, "--wait")
+        _fill(here.project)
+    taken: list[Snapshot] = []
+    with unsealed(here, clients, taken):
+        _change_everything(place)
+    (snapshot,) = taken
+    assert snapshot.message.state == snapshot_pb2.Snapshot.FAILED, here.log_tail()
+    named = {os.fsdecode(one.path).split("/")[0] for one in snapshot.message.failed}
+    # Of a directory that is listed to be captured, it cannot be told which names it had.
+    assert named >= (_CHANGED - _REMOVED | {"."} if first else _CHANGED), snapshot.message
+    assert "kept" not in named
+    # It is never a target, and the next snapshot is right.
+    sentence = here.ctl("restore", snapshot.id, "--yes", code=None)
+    assert sentence.code != 0 and "has failed" in sentence.err and "(it " in sentence.err
+    shown = here.ctl("show", snapshot.id).out
+    assert "failed" in shown and "overwritten: it was changed past the mount" in shown
+    assert "failed" in here.ctl("snapshots", here.project).out
+    with here.client() as cog:
+        again = here.workspace(cog).checkpoint(wait_for="sealed")
+        assert not differences(of_snapshot(again), _tree(place)), here.log_tail()
+
+
+# --- over the border of what is left out ------------------------------------------------------------------------------
+
+
+def test_a_directory_that_moves_to_where_a_glob_leaves_it_out(here: Site, clients: ExitStack) -> None:
+    for name in ("src/a", "src/deep/b", "kept"):
+        (here.project / name).parent.mkdir(parents=True, exist_ok=True)
+        (here.project / name).write_text(f"{name}\n")
+    here.ctl("mount", here.project, "--exclude", "build/", "--exclude", "*.log")
+    for number in range(2):
+        before = _tree(here.project)
+        taken: list[Snapshot] = []
+        with unsealed(here, clients, taken):
+            (here.project / "src").rename(here.project / "build")
+            later = Aside(lambda: _rewrite(here.project / "build"))
+        later.join()
+        (snapshot,) = taken
+        assert not differences(of_snapshot(snapshot), before), (number, snapshot.message)
+        with here.client() as cog:
+            after = here.workspace(cog).checkpoint(wait_for="sealed")
+            assert {entry.path for entry in after.ls(recursive=True)} == {b"kept", b"build"}
+        shutil.rmtree(here.project / "build")
+        for name in ("src/a", "src/deep/b"):
+            (here.project / name).parent.mkdir(parents=True, exist_ok=True)
+            (here.project / name).write_text(f"{name} again\n")
+
+
+def _rewrite(place: Path) -> None:
+    (place / "a").write_text("other\n")
+    (place / "deep" / "b").unlink()
+    (place / "deep" / "c").write_text("new\n")
+
+
+@pytest.mark.parametrize("name", ["build", "node_modules"])
+def test_a_directory_that_comes_from_where_it_was_left_out(here: Site, clients: ExitStack, name: str) -> None:
+    for path in ("a", "deep/b"):
+        (here.project / name / path).parent.mkdir(parents=True, exist_ok=True)
+        (here.project / name / path).write_text(f"{path}\n")
+    here.ctl("mount", here.project, "--exclude", "build/")
+    here.ctl("checkpoint", here.project, "--wait")
+    (here.project / name).rename(here.project / "src")
+    before = _tree(here.project)
+    taken: list[Snapshot] = []
+    with unsealed(here, clients, taken):
+        later = Aside(lambda: _rewrite(here.project / "src"))
+    later.join()
+    (snapshot,) = taken
+    assert snapshot.message.state == snapshot_pb2.Snapshot.SEALED, snapshot.message
+    assert not differences(of_snapshot(snapshot), before)
+    with here.client() as cog:
+        after = here.workspace(cog).checkpoint(wait_for="sealed")
+        assert not differences(of_snapshot(after), _tree(here.project))
+
+
+def test_a_directory_that_moves_into_node_modules(here: Site, clients: ExitStack) -> None:
+    for name in ("src/a", "src/deep/b", "node_modules/x"):
+        (here.project / name).parent.mkdir(parents=True, exist_ok=True)
+        (here.project / name).write_text(f"{name}\n")
+    here.mount()
+    here.ctl("checkpoint", here.project, "--wait")
+    (here.project / "src" / "a").write_text("changed\n")
+    before = _tree(here.project)
+    taken: list[Snapshot] = []
+
+    def move() -> None:
+        (here.project / "src").rename(here.project / "node_modules" / "src")
+        _rewrite(here.project / "node_modules" / "src")
+
+    with unsealed(here, clients, taken):
+        later = Aside(move)
+    later.join()
+    (snapshot,) = taken
+    assert not differences(of_snapshot(snapshot), before), snapshot.message
+
+
+# --- hard links -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_with_a_name_where_it_is_left_out(here: Site, clients: ExitStack) -> None:
+    """As package managers make them: one file, in node_modules and in the project."""
+    inside, outside = here.project / "packages" / "a.js", here.project / "node_modules" / "a" / "index.js"
+    inside.parent.mkdir()
+    outside.parent.mkdir(parents=True)
+    inside.write_text("one\n")
+    os.link(inside, outside)
+    here.mount()
+    here.ctl("checkpoint", here.project, "--wait")
+    contents = ["one\n"]
+    for change in (
+        lambda: outside.write_text("two\n"),
+        lambda: inside.write_text("three\n"),
+        lambda: _append(outside, "four\n"),
+    ):
+        change()
+        contents.append(inside.read_text())
+        taken: list[Snapshot] = []
+        with unsealed(here, clients, taken):
+            later = Aside(lambda: outside.write_text("later\n"))
+        later.join()
+        (snapshot,) = taken
+        assert snapshot.message.state == snapshot_pb2.Snapshot.SEALED, snapshot.message
+        assert _content(here, snapshot, "packages/a.js") == contents[-1]
+        with here.client() as cog:
+            after = here.workspace(cog).checkpoint(wait_for="sealed")
+        assert _content(here, after, "packages/a.js") == "later\n"
+
+
+def test_a_file_that_is_written_by_a_descriptor_and_known_by_no_name(here: Site, clients: ExitStack) -> None:
+    inside, outside = here.project / "packages" / "a.js", here.project / "node_modules" / "a.js"
+    inside.parent.mkdir()
+    outside.parent.mkdir(parents=True)
+    inside.write_text("one\n")
+    os.link(inside, outside)
+    here.mount()
+    here.ctl("checkpoint", here.project, "--wait")
+    with outside.open("a") as file:
+        file.write("two\n")
+        file.flush()
+        outside.unlink()
+        taken: list[Snapshot] = []
+        with unsealed(here, clients, taken):
+
+            def write() -> None:
+                file.write("three\n")
+                file.flush()
+
+            later = Aside(write)
+        later.join()
+        (snapshot,) = taken
+        assert snapshot.message.state == snapshot_pb2.Snapshot.SEALED, snapshot.message
+        assert _content(here, snapshot, "packages/a.js") == "one\ntwo\n"
+    with here.client() as cog:
+        after = here.workspace(cog).checkpoint(wait_for="sealed")
+    assert _content(here, after, "packages/a.js") == "one\ntwo\nthree\n"
+
+
+def _content(here: Site, snapshot: Snapshot, path: str) -> str:
+    return here.ctl("cat", snapshot.id, path).out

@@ -10,37 +10,20 @@ import mmap
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from cogfs.client import Client, Snapshot
 from cogfs.v1 import snapshot_pb2
-from tests.e2e.support.site import PATIENCE, Site
+from tests.e2e.support.site import Site
+from tests.e2e.support.writing import running
 from tests.support.writers import COUNTERS, SIZE
 
 _SNAPSHOTS = 12
-
-
-@contextmanager
-def running(name: str, place: Path) -> Iterator[subprocess.Popen[str]]:
-    """A writer, once it has made its files; it must end well."""
-    place.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.support.writers", name, str(place)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.stdin.close()
-            code = process.wait(PATIENCE)
-    assert code == 0, "a program in the mount met an error"
 
 
 def write_out(snapshot: Snapshot, place: Path) -> Path:

@@ -387,7 +387,7 @@ class Recorder:
                 logged = self._asof.names(inode)
                 names.update(dict.fromkeys(logged, 0))
                 if changed and not logged:
-                    self._failed.append(Skipped(path, "names in it were changed past the mount"))
+                    self._failed.append(Skipped(path or b".", "names in it were changed past the mount"))
             self._look(frame, names)
         except BaseException:
             frame.close()
@@ -482,13 +482,14 @@ class Recorder:
     def _follow_links(self, frame: _Frame, rows: Sequence[StatRow]) -> None:
         now = set()
         for row in rows:
-            if row.entry.link_group:
+            if row.entry.kind is Kind.FILE:
                 now.add(row.inode)
+            if row.entry.link_group:
                 self._book.add_link(row.inode, row.entry.link_group, frame.inode)
                 if row.entry.name in frame.looked:
                     self._linked[row.inode] = row
         for row in frame.old.values():
-            if row.entry.link_group and row.inode not in now:
+            if row.entry.kind is Kind.FILE and row.inode not in now:
                 self._book.remove_link(row.inode, frame.inode)
 
     # --- names that the worker does not know --------------------------------------------------------------------------
@@ -502,7 +503,7 @@ class Recorder:
                 if recorded is None:
                     continue
                 rows = tuple(
-                    self._as_linked(directory, row) if row.inode == inode and row.entry.link_group else row
+                    self._as_linked(directory, row) if row.inode == inode and row.entry.kind is Kind.FILE else row
                     for row in recorded.rows
                 )
                 if rows != recorded.rows:
@@ -668,7 +669,7 @@ class Recorder:
             frame.rows[name] = _opaque(name, status, OpaqueReason.TOO_LARGE)
             return
         old = frame.old.get(name)
-        group = self._group(status, old)
+        group = self._group(status)
         if old is not None and self._unchanged(frame, old, status):
             entry = old.entry
             if entry.link_group != group:
@@ -706,12 +707,10 @@ class Recorder:
             return None
         return old.entry.hash
 
-    def _group(self, status: Status, old: StatRow | None) -> int:
-        if status.nlink < 2:
-            if old is not None and old.entry.link_group and old.inode == status.inode:
-                self._book.drop_link(status.inode)
-            return 0
-        return self._book.group(status.inode)
+    def _group(self, status: Status) -> int:
+        """Of a file that had several names it is kept where the last one is: who opened it by another may write on,
+        and the worker knows no name then."""
+        return self._book.group(status.inode) if status.nlink > 1 else 0
 
     def _file_row(self, name: bytes, content: Hash, status: Status, xattrs: Xattrs, group: int) -> StatRow:
         uid, gid = self._owner(status)
@@ -776,7 +775,7 @@ class Recorder:
             return _opaque(name, status, OpaqueReason(was.reason or OpaqueReason.UNREADABLE))
         if not self._store.has(was.hash):
             self._fail(frame, name, "what was captured of it is lost")
-        group = self._group(status, frame.old.get(name))
+        group = self._group(status)
         return self._file_row(name, was.hash, status, _kept(was.xattrs), group)
 
     def _fail(self, frame: _Frame, name: bytes, why: str) -> None:

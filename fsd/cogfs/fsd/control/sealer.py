@@ -130,13 +130,15 @@ class Sealer:
         with self.order:
             with self._store.read() as reader:
                 generations = reader.generations(self._workspace_id)
+                rows = [reader.boundary(self._workspace_id, generation) for generation in generations]
+            unlisted = [row.generation for row in rows if row is not None and row.unlisted]
             with self._changed:
                 self._link = link
                 self._hold(os.dup(link.root_fd))
                 # Of the boundaries so far; with the next one the worker begins anew.
                 if link.welcome.broken and generations:
                     self._broken = (generations[-1], link.welcome.broken)
-            link.call(Reconcile(generations))
+            link.call(Reconcile(generations, unlisted))
         if generations:
             self.wake()
 
