@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import shutil
@@ -16,6 +15,7 @@ import pytest
 from cogfs.client import Client, CogfsError, Corrupt, IOFailed, NoSpace, Unavailable
 from cogfs.v1 import workspace_pb2
 from cogfs.v1.reasons import Reason
+from tests.e2e.support.disks import fill, mounted
 from tests.e2e.support.site import Outcome, Site, as_root, mounts_below, site
 from tests.support.tree import describe, differences, of_snapshot
 
@@ -43,18 +43,6 @@ def refused(outcome: Outcome, *reasons: Reason) -> str:
     assert line.startswith("cogfsctl: "), outcome
     assert "Traceback" not in line and "internal error" not in line, outcome
     return line.removeprefix("cogfsctl: ")
-
-
-@contextlib.contextmanager
-def mounted(place: Path, *arguments: str) -> Iterator[Path]:
-    """Another filesystem at ``place``."""
-    place.mkdir(parents=True, exist_ok=True)
-    subprocess.run([*as_root(), "mount", *arguments, str(place)], check=True, timeout=60)
-    subprocess.run([*as_root(), "chown", f"{os.geteuid()}:{os.getegid()}", str(place)], check=True, timeout=60)
-    try:
-        yield place
-    finally:
-        subprocess.run([*as_root(), "umount", "-l", str(place)], check=True, timeout=60)
 
 
 # --- roots ------------------------------------------------------------------------------------------------------------
@@ -279,17 +267,6 @@ def test_values_of_the_api(shared: Site) -> None:
 
 
 # --- full disks -------------------------------------------------------------------------------------------------------
-
-
-def fill(place: Path, leave: int = 0) -> Path:
-    """A file that leaves ``leave`` bytes of a filesystem."""
-    ballast = place / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        with contextlib.suppress(OSError):
-            while file.write(b"\1" * 65536) == 65536:
-                pass
-        file.truncate(max(0, file.tell() - leave))
-    return ballast
 
 
 def test_a_store_on_a_full_disk(here: Site) -> None:

@@ -389,6 +389,10 @@ def show_snapshot(snapshot: snapshot_pb2.Snapshot) -> None:
         screen.line("not recorded:", "bold")
     for skipped in snapshot.skipped:
         screen.line(f"  {skipped.reason:16} {screen.path(skipped.path)}")
+    if snapshot.failed:
+        screen.line("not captured:", "bold")
+    for failed in snapshot.failed:
+        screen.line(f"  {screen.path(failed.path)}: {failed.reason}")
 
 
 def _show_undo(report: thread_pb2.UndoReport) -> None:

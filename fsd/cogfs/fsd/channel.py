@@ -29,7 +29,7 @@ import msgspec
 from cogfs.fsd.undolog import Was
 
 #: Raised by one whenever a message changes; a control process adopts only workers of its own version.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 #: No frame is larger. One freeze of a million dirty nodes fits.
 MAX_FRAME = 1 << 30
@@ -185,9 +185,11 @@ class Resume(Message, frozen=True):
 
 class Reconcile(Message, frozen=True):
     """Of the generations in ``Welcome.boundaries`` these are boundaries; the others were never committed, and belong to
-    the present generation again. The first request after ``Welcome``. Answer: ``Done``."""
+    the present generation again. The first request after ``Welcome``. ``unlisted``: those of them of which everything
+    is, see ``Freeze``, as the connection may have ended before the worker was told. Answer: ``Done``."""
 
     boundaries: list[int]
+    unlisted: list[int] = []
 
 
 class Wanted(Message, frozen=True):

@@ -86,6 +86,7 @@ class Snapshot(_message.Message):
     ORIGIN_FIELD_NUMBER: _builtins.int
     PARENT_ID_FIELD_NUMBER: _builtins.int
     REFUSE_HARD_LINKS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     workspace_id: _builtins.str
     label: _builtins.str
@@ -115,6 +116,10 @@ class Snapshot(_message.Message):
     def stats(self) -> Global___SnapshotStats: ...
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PathReason]:
+        """What could not be captured as it was, with why, when the snapshot FAILED because of that; at most 1,000 paths."""
+
     def __init__(
         self,
         *,
@@ -133,10 +138,11 @@ class Snapshot(_message.Message):
         origin: Global___Snapshot.Origin.ValueType = ...,
         parent_id: _builtins.str = ...,
         refuse_hard_links: _builtins.bool = ...,
+        failed: _abc.Iterable[_common_pb2.PathReason] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "metadata", b"metadata", "stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "exclude", b"exclude", "id", b"id", "label", b"label", "max_file_bytes", b"max_file_bytes", "metadata", b"metadata", "origin", b"origin", "parent_id", b"parent_id", "reason", b"reason", "refuse_hard_links", b"refuse_hard_links", "root_hash", b"root_hash", "skipped", b"skipped", "state", b"state", "stats", b"stats", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "exclude", b"exclude", "failed", b"failed", "id", b"id", "label", b"label", "max_file_bytes", b"max_file_bytes", "metadata", b"metadata", "origin", b"origin", "parent_id", b"parent_id", "reason", b"reason", "refuse_hard_links", b"refuse_hard_links", "root_hash", b"root_hash", "skipped", b"skipped", "state", b"state", "stats", b"stats", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,6 +84,25 @@ def closed_directories(here: Site) -> None:
     secret.chmod(0)
 
 
+def closed_meanwhile(here: Site) -> None:
+    """A directory that was recorded, then changed and closed, is left out: it is not what it was."""
+    closing = here.project / "closing"
+    closing.mkdir()
+    (closing / "file").write_text("one\n")
+    with here.client() as cog:
+        workspace = here.workspace(cog)
+        assert (closing / "file").read_text() == b"".join(workspace.checkpoint().cat("closing/file")).decode()
+        (closing / "file").write_text("two\n")
+        closing.chmod(0)
+        snapshot = workspace.checkpoint(wait_for="sealed")
+        assert (b"closing", "unreadable") in [(one.path, one.reason) for one in snapshot.message.skipped]
+        assert not [entry.path for entry in snapshot.ls(recursive=True) if entry.path.startswith(b"closing/")]
+        closing.chmod(0o700)
+        assert b"".join(workspace.checkpoint().cat("closing/file")) == b"two\n"
+        (closing / "file").unlink()
+        closing.rmdir()
+
+
 def unreadable_files(here: Site) -> None:
     """What cannot be read cannot be kept, so a restore that would change it is refused before anything changes."""
     hidden = here.project / "hidden"
@@ -138,6 +157,7 @@ def main() -> None:
     here = Site(Path(sys.argv[1]))
     try:
         closed_directories(here)
+        closed_meanwhile(here)
         unreadable_files(here)
         attributes_of_root(here)
     finally:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 
 from cogfs.fsd.control.beneath import Beneath
+from cogfs.fsd.control.capture import UNREADABLE
 from cogfs.fsd.undolog import EntryWas, UndoLog, Was
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -80,15 +81,19 @@ class AsOf:
         return None if self._log is None else self._log.inode(inode, self._boundary)
 
     def open(self, inode: int, hint: bytes) -> int:
-        """A descriptor of directory ``inode``, which was at ``hint``; -1 when it is nowhere any more."""
+        """A descriptor of directory ``inode``, which was at ``hint``; -1 when it is nowhere any more. OSError, one of
+        ``UNREADABLE``, when it is there and cannot be opened."""
         path: bytes | None = hint
+        refused: OSError | None = None
         for _ in range(_ATTEMPTS):
             if path is None:
-                return -1
+                break
+            refused = None
             try:
                 fd = os.open(b".", _OPEN, dir_fd=self._reach.directory(path))
-            except OSError:
+            except OSError as error:
                 fd = -1
+                refused = error if error.errno in UNREADABLE else None
             if fd >= 0:
                 if os.fstat(fd).st_ino == inode:
                     if self._log is None:
@@ -101,6 +106,8 @@ class AsOf:
                 os.close(fd)
             self._reach.forget()
             path = self._locate(inode)
+        if refused is not None and (path is not None or self.present):
+            raise refused
         return -1
 
     def close(self) -> None:

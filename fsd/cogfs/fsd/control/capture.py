@@ -16,7 +16,23 @@ ATTEMPTS = 5
 _TICK_NS = 10_000_000
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE})
+#: What the system says of something that is there and cannot be read: no permission, a bad disk, damaged metadata, a
+#: mount whose server is gone. Such a thing is left out, and the rest is recorded.
+UNREADABLE = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ESTALE,
+        errno.EUCLEAN,
+        errno.EBADMSG,
+        errno.EREMOTEIO,
+        errno.ENOTCONN,
+        errno.EHOSTDOWN,
+        errno.ETIMEDOUT,
+        errno.ENOKEY,
+    }
+)
 _NO_XATTRS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM})
 
 #: Recorded and restored. Others (selinux labels, for one) belong to the machine.
@@ -69,7 +85,7 @@ def capture_file(store: Store, name: bytes, dir_fd: int, *, moving: bool = False
         except FileNotFoundError as error:
             raise Vanished from error
         except OSError as error:
-            if error.errno in _UNREADABLE:
+            if error.errno in UNREADABLE:
                 return OpaqueReason.UNREADABLE
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
                 raise Vanished from error
@@ -83,7 +99,7 @@ def capture_file(store: Store, name: bytes, dir_fd: int, *, moving: bool = False
             try:
                 hash_, length = store.put_file(fd, before.st_size)
             except OSError as error:
-                if error.errno in _UNREADABLE:
+                if error.errno in UNREADABLE:
                     return OpaqueReason.UNREADABLE
                 raise
             after = os.fstat(fd)

@@ -106,10 +106,6 @@ class RecordBook:
         rest = tuple(other for other in known[1] if other != directory)
         self._links[inode] = (known[0], rest) if rest else None
 
-    def drop_link(self, inode: int) -> None:
-        if self.link(inode) is not None:
-            self._links[inode] = None
-
     def drop_tree(self, inode: int, keep: frozenset[int] | set[int]) -> None:
         """Forget a directory that is gone and all below it, except the directories in ``keep`` (they moved)."""
         waiting = [inode]

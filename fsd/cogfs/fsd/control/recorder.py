@@ -24,6 +24,7 @@ from cogfs.fsd.control.asof import AsOf
 from cogfs.fsd.control.beneath import join, split
 from cogfs.fsd.control.capture import (
     ATTEMPTS,
+    UNREADABLE,
     Vanished,
     Xattrs,
     capture_file,
@@ -58,6 +59,10 @@ class Recorded:
         self.sums = sums
         self.hashed = hashed
         self.failed = failed
+
+
+class _CannotList(OSError):
+    """A directory whose names cannot be read."""
 
 
 class _Frame:
@@ -290,14 +295,22 @@ class Recorder:
         elif not parent:
             # It is recorded nowhere: the one that holds it has it among its names, and scans it.
             return
-        if work.subtree or (old is None and not work.made) or (old is not None and self._other_rules(inode, path)):
-            fd = self._asof.open(inode, path)
-            if fd < 0 and self._asof.present:
-                return
-            self._scan(path, name, fd, inode, parent)
-            now = self._book.directory(inode)
-        else:
-            now = self._update_names(work, name, parent, old)
+        try:
+            if work.subtree or (old is None and not work.made) or (old is not None and self._other_rules(inode, path)):
+                fd = self._asof.open(inode, path)
+                if fd < 0 and self._asof.present:
+                    return
+                self._scan(path, name, fd, inode, parent)
+                now = self._book.directory(inode)
+            else:
+                now = self._update_names(work, name, parent, old)
+        except OSError as error:
+            if error.errno not in UNREADABLE or inode == root_inode:
+                raise
+            # What is recorded of it is not what it is. The one that holds it finds that it cannot be read.
+            self._book.drop_tree(inode, frozenset())
+            self._worklist.at(parent, split(path)[0]).expected[name] = inode
+            return
         if now is None or inode == root_inode:
             return
         if old is None or _seen_from_above(now) != _seen_from_above(old):
@@ -360,7 +373,11 @@ class Recorder:
             child_fd = self._open_child(frame, child, status)
             if child_fd is not None:
                 xattrs = _xattrs_of(child_fd)
-                self._scan(join(frame.path, child), child, child_fd, status.inode, frame.inode)
+                try:
+                    self._scan(join(frame.path, child), child, child_fd, status.inode, frame.inode)
+                except _CannotList:
+                    frame.rows[child] = _opaque(child, status, OpaqueReason.UNREADABLE)
+                    continue
                 self._adopt_scanned(frame, child, status, xattrs)
 
     def _scan(self, path: bytes, name: bytes, fd: int, inode: int, parent: int) -> None:
@@ -376,7 +393,11 @@ class Recorder:
                     child_fd = self._open_child(frame, child, status)
                     if child_fd is not None:
                         where = join(frame.path, child)
-                        below = self._open_frame(where, child, child_fd, status.inode, frame.inode)
+                        try:
+                            below = self._open_frame(where, child, child_fd, status.inode, frame.inode)
+                        except _CannotList:
+                            frame.rows[child] = _opaque(child, status, OpaqueReason.UNREADABLE)
+                            continue
                         below.status = status
                         stack.append(below)
                     continue
@@ -398,7 +419,7 @@ class Recorder:
     def _open_frame(self, path: bytes, name: bytes, fd: int, inode: int, parent: int) -> _Frame:
         frame = _Frame(path, name, fd, inode, parent, self._book.directory(inode))
         try:
-            names = _names(fd) if fd >= 0 else {}
+            names = self._names_in(fd)
             if not self._asof.present:
                 changed = fd >= 0 and os.fstat(fd).st_mtime_ns > self._asof.frozen_ns
                 self._asof.refresh()
@@ -407,12 +428,22 @@ class Recorder:
                 logged = self._asof.names(inode)
                 names.update(dict.fromkeys(logged, 0))
                 if changed and not logged:
-                    self._failed.append(Skipped(path, "names in it were changed past the mount"))
+                    self._failed.append(Skipped(path or b".", "names in it were changed past the mount"))
             self._look(frame, names)
         except BaseException:
             frame.close()
             raise
         return frame
+
+    def _names_in(self, fd: int) -> dict[bytes, int]:
+        try:
+            return dict.fromkeys(map(os.fsencode, os.listdir(fd)), 0) if fd >= 0 else {}
+        except FileNotFoundError:
+            return {}  # Removed since it was opened.
+        except OSError as error:
+            if error.errno in UNREADABLE:
+                raise _CannotList(error.errno, f"the names in a directory cannot be read: {error.strerror}") from error
+            raise
 
     def _open_child(self, frame: _Frame, name: bytes, status: Status) -> int | None:
         """A descriptor of a subdirectory, -1 when it is no more and the log has what was in it; None when it cannot be
@@ -421,10 +452,10 @@ class Recorder:
         if frame.fd >= 0:
             try:
                 fd = os.open(name, _OPEN, dir_fd=frame.fd)
-            except PermissionError:
-                frame.rows[name] = _opaque(name, status, OpaqueReason.UNREADABLE)
-                return None
             except OSError as error:
+                if error.errno in UNREADABLE:
+                    frame.rows[name] = _opaque(name, status, OpaqueReason.UNREADABLE)
+                    return None
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                     raise
         if fd >= 0 and os.fstat(fd).st_ino == status.inode:
@@ -435,7 +466,27 @@ class Recorder:
         if self._asof.present:
             frame.others.append(name)
             return None
-        return self._asof.open(status.inode, join(frame.path, name))
+        try:
+            fd = self._asof.open(status.inode, join(frame.path, name))
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            frame.rows[name] = _opaque(name, status, OpaqueReason.UNREADABLE)
+            return None
+        if fd < 0:
+            self._asof.refresh()
+            if self._asof.inode(status.inode) is None:
+                self._fail(frame, name, "it was removed past the mount")
+        return fd
+
+    def _reach(self, inode: int, path: bytes) -> int:
+        """A descriptor of a directory that was at ``path``; -1 when there is none to be had."""
+        try:
+            return self._asof.open(inode, path)
+        except OSError as error:
+            if error.errno in UNREADABLE:
+                return -1
+            raise
 
     def _adopt_scanned(self, frame: _Frame, name: bytes, status: Status, xattrs: Xattrs) -> None:
         """``_adopt`` a subdirectory that was just scanned, unless it has gone meanwhile or something else has come in
@@ -514,13 +565,14 @@ class Recorder:
     def _follow_links(self, frame: _Frame, rows: Sequence[StatRow]) -> None:
         now = set()
         for row in rows:
-            if row.entry.link_group:
+            if row.entry.kind is Kind.FILE:
                 now.add(row.inode)
+            if row.entry.link_group:
                 self._book.add_link(row.inode, row.entry.link_group, frame.inode)
                 if row.entry.name in frame.looked:
                     self._linked[row.inode] = row
         for row in frame.old.values():
-            if row.entry.link_group and row.inode not in now:
+            if row.entry.kind is Kind.FILE and row.inode not in now:
                 self._book.remove_link(row.inode, frame.inode)
 
     # --- names that the worker does not know --------------------------------------------------------------------------
@@ -534,7 +586,7 @@ class Recorder:
                 if recorded is None:
                     continue
                 rows = tuple(
-                    self._as_linked(directory, row) if row.inode == inode and row.entry.link_group else row
+                    self._as_linked(directory, row) if row.inode == inode and row.entry.kind is Kind.FILE else row
                     for row in recorded.rows
                 )
                 if rows != recorded.rows:
@@ -551,7 +603,7 @@ class Recorder:
     def _capture_link(self, directory: int, row: StatRow) -> StatRow:
         """What a file is of which a recorded name alone is known."""
         path = self._book.path_of(directory) or b""
-        fd = self._asof.open(directory, path)
+        fd = self._reach(directory, path)
         frame = _Frame(path, b"", fd, directory, 0, None)
         try:
             self._look(frame, {row.entry.name: row.inode})
@@ -604,8 +656,10 @@ class Recorder:
                 found = os.stat(name, dir_fd=frame.fd, follow_symlinks=False) if frame.fd >= 0 else None
             except FileNotFoundError:
                 found = None
-            except PermissionError:
-                # A directory that may be listed and not entered.
+            except OSError as error:
+                if error.errno not in UNREADABLE:
+                    raise
+                # A directory that may be listed and not entered, a damaged inode, a dead mount.
                 entry = TreeEntry(name, Kind.OPAQUE, target=OpaqueReason.UNREADABLE.encode())
                 frame.rows[name] = StatRow(entry, 0, 0, 0, 0, 0, 0)
                 continue
@@ -621,6 +675,7 @@ class Recorder:
                     self._look_for(frame, name, expected)
                     continue
             if found is not None:
+                frame.looked[name] = found.st_ino
                 self._look_at(frame, name, Status.of(found), found.st_dev)
 
     def _look_back(self, frame: _Frame, name: bytes, was: EntryWas) -> None:
@@ -634,7 +689,7 @@ class Recorder:
         if was is not None and not stat.S_ISDIR(was.status.mode):
             frame.rows[name] = self._row_of(frame, name, was)
             return
-        fd = self._asof.open(inode, join(frame.path, name))
+        fd = self._reach(inode, join(frame.path, name))
         if fd >= 0:
             try:
                 found = os.fstat(fd)
@@ -669,7 +724,7 @@ class Recorder:
             and self._book.directory(status.inode) is not None
             and not self._other_rules(status.inode, path)
         ):
-            fd = self._asof.open(status.inode, path)
+            fd = self._reach(status.inode, path)
             xattrs = _xattrs_of(fd)
             if fd >= 0:
                 os.close(fd)
@@ -695,7 +750,7 @@ class Recorder:
             frame.rows[name] = _opaque(name, status, OpaqueReason.TOO_LARGE)
             return
         old = frame.old.get(name)
-        group = self._group(status, old)
+        group = self._group(status)
         if self._rules.refuses(status.nlink):
             # With its group: its other names are found when one of them goes, and this one may be kept again.
             frame.rows[name] = _opaque(name, status, OpaqueReason.HARD_LINK, group)
@@ -739,12 +794,10 @@ class Recorder:
             return None
         return old.entry.hash
 
-    def _group(self, status: Status, old: StatRow | None) -> int:
-        if status.nlink < 2:
-            if old is not None and old.entry.link_group and old.inode == status.inode:
-                self._book.drop_link(status.inode)
-            return 0
-        return self._book.group(status.inode)
+    def _group(self, status: Status) -> int:
+        """Of a file that had several names it is kept where the last one is: who opened it by another may write on,
+        and the worker knows no name then."""
+        return self._book.group(status.inode) if status.nlink > 1 else 0
 
     def _file_row(self, name: bytes, content: Hash, status: Status, xattrs: Xattrs, group: int) -> StatRow:
         uid, gid = self._owner(status)
@@ -787,7 +840,8 @@ class Recorder:
                     frame.rows[name] = _status(entry, known.status, recorded.sums)
             elif inode and (row is None or row.inode not in (0, inode)):
                 if not any(one.path == join(frame.path, name) for one in self._failed):
-                    self._fail(frame, name, "it was replaced past the mount")
+                    why = "it was removed past the mount" if row is None else "it was replaced past the mount"
+                    self._fail(frame, name, why)
             elif row is not None and row.ctime_ns > self._asof.frozen_ns and _is_read(row):
                 self._fail(frame, name, "it was changed past the mount")
 
@@ -805,12 +859,12 @@ class Recorder:
         if self._rules.too_large(status.size):
             return _opaque(name, status, OpaqueReason.TOO_LARGE)
         if self._rules.refuses(status.nlink):
-            return _opaque(name, status, OpaqueReason.HARD_LINK, self._group(status, frame.old.get(name)))
+            return _opaque(name, status, OpaqueReason.HARD_LINK, self._group(status))
         if was.hash == NO_HASH:
             return _opaque(name, status, OpaqueReason(was.reason or OpaqueReason.UNREADABLE))
         if not self._store.has(was.hash):
             self._fail(frame, name, "what was captured of it is lost")
-        group = self._group(status, frame.old.get(name))
+        group = self._group(status)
         return self._file_row(name, was.hash, status, _kept(was.xattrs), group)
 
     def _fail(self, frame: _Frame, name: bytes, why: str) -> None:
@@ -843,14 +897,6 @@ class Recorder:
             group = groups.get(name, 0) if now.inode == status.inode else 0
             found.append((name, self._file_row(name, content.hash, now, read_xattrs(name, fd), group)))
         return found
-
-
-def _names(fd: int) -> dict[bytes, int]:
-    """What an open directory holds, for ``_look``."""
-    try:
-        return dict.fromkeys(map(os.fsencode, os.listdir(fd)), 0)
-    except FileNotFoundError:
-        return {}  # Removed since it was opened.
 
 
 def _is_read(row: StatRow) -> bool:

@@ -26,7 +26,7 @@ from cogfs.fsd.channel import Broken, Locate, Preserve, Reconcile, Sealed, Wante
 from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.asof import AsOf, Stopped
-from cogfs.fsd.control.beneath import beneath, split
+from cogfs.fsd.control.beneath import beneath, join, split
 from cogfs.fsd.control.capture import Vanished, capture_file, read_xattrs
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
@@ -151,13 +151,15 @@ class Sealer:
         with self.order:
             with self._store.read() as reader:
                 generations = reader.generations(self._workspace_id)
+                rows = [reader.boundary(self._workspace_id, generation) for generation in generations]
+            unlisted = [row.generation for row in rows if row is not None and row.unlisted]
             with self._changed:
                 self._link = link
                 self._hold(os.dup(link.root_fd))
                 # Of the boundaries so far; with the next one the worker begins anew.
                 if link.welcome.broken and generations:
                     self._broken = (generations[-1], link.welcome.broken)
-            link.call(Reconcile(generations))
+            link.call(Reconcile(generations, unlisted))
         if generations:
             self.wake()
 
@@ -326,8 +328,19 @@ class Sealer:
                     return Was(status, xattrs, reason=content.value)
                 return Was(Status.of(content.stat), xattrs, hash=content.hash)
             now = whereabouts(wanted.inode)
-            paths = [] if now is None else [now]
+            paths = self._recorded_names(wanted.inode) if now is None else [now]
         return None
+
+    def _recorded_names(self, inode: int) -> list[bytes]:
+        """Where a file with several names was recorded: the worker may know none of those that are left."""
+        book = RecordBook(self._store, self._workspace_id)
+        link = book.link(inode)
+        found = []
+        for directory in link[1] if link is not None else ():
+            above, recorded = book.path_of(directory), book.directory(directory)
+            if above is not None and recorded is not None:
+                found += [join(above, row.entry.name) for row in recorded.rows if row.inode == inode]
+        return found
 
     def _limits(self) -> tuple[int, bool]:
         """The largest file that any unsealed snapshot keeps (-1: no limit), and whether all refuse hard links."""

@@ -74,7 +74,7 @@ _FLUSH_PATIENCE = 5.0
 class Current:
     """The files of a workspace at one moment, recorded and not yet committed."""
 
-    def __init__(self, recorded: Recorded, book: RecordBook, rules: Rules, generation: int) -> None:
+    def __init__(self, recorded: Recorded, book: RecordBook, rules: Rules, generation: int, followed: bool) -> None:
         self.root: TreeEntry = recorded.root
         self.root_inode = recorded.root_inode
         self.sums: Sums = recorded.sums
@@ -82,6 +82,8 @@ class Current:
         self.book = book
         self.rules = rules
         self.generation = generation
+        #: Whether the worker sees all that changes from then on.
+        self.followed = followed
 
 
 class Workspace:
@@ -234,9 +236,11 @@ class Workspace:
             state = reader.record_state(self.id)
         recorded = None
         book = RecordBook(self.store, self.id)
+        # Who is past the mount now may change what was looked at, and be gone before the next recording.
+        watched = self._watched(link)
         if (
             not scan
-            and self._watched(link)
+            and watched
             and frozen.complete
             and state is not None
             and state.root is not None
@@ -253,7 +257,7 @@ class Workspace:
             believed = believed_until(state)
             recorder = Recorder(self.store, book, link.root_fd, rules, self.pool, unsure=unsure, believed_ns=believed)
             recorded = recorder.scan()
-        return Current(recorded, book, rules, frozen.generation)
+        return Current(recorded, book, rules, frozen.generation, watched)
 
     def _watched(self, link: Link) -> bool:
         """Whether there is a worker that sees all that is changed."""
@@ -271,7 +275,7 @@ class Workspace:
                     current.root_inode,
                     current.rules.exclude,
                     current.rules.max_file_bytes,
-                    link.welcome.started_ns,
+                    link.welcome.started_ns if current.followed else 0,
                     boot_id(),
                     refuse_hard_links=current.rules.refuse_hard_links,
                 ),
@@ -546,5 +550,17 @@ class Workspace:
 
 
 def _may_be_elsewhere(rules: Rules, frozen: Frozen) -> bool:
-    """Whether a directory may have moved, where that changes what is left out below it."""
-    return rules.by_place and any(one.attributes and not one.made for one in frozen.directories)
+    """Whether a directory has moved, where that may change what is left out: the directory itself, or what is below it.
+
+    The worker knows no globs. What comes out of a place that one of them leaves out is recorded nowhere, and of all
+    that is in it the worker would list, and protect, the directory alone.
+    """
+    if not rules.exclude:
+        return False
+    names = {one.inode: one.names for one in frozen.directories}
+    for one in frozen.directories:
+        if one.attributes and not one.made and one.path:
+            above = names.get(one.parent, ())
+            if above is None or split(one.path)[1] in above:
+                return True
+    return False

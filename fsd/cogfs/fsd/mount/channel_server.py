@@ -291,8 +291,8 @@ class ChannelServer:
                     self._preserver.sealed(generation)
             case channel.Sealed(generation):
                 self._preserver.sealed(generation)
-            case channel.Reconcile(boundaries):
-                self._preserver.reconcile(boundaries)
+            case channel.Reconcile(boundaries, unlisted):
+                self._preserver.reconcile(boundaries, unlisted)
             case channel.Preserve(ticket, was):
                 self._preserver.preserve(ticket, was)
             case channel.Locate(inodes):

@@ -164,14 +164,16 @@ class Preserver:
         self._done = set()
         self._update()
 
-    def reconcile(self, numbers: Collection[int]) -> None:
-        """Of the boundaries these are some. Others were never committed, or are sealed."""
+    def reconcile(self, numbers: Collection[int], unlisted: Collection[int] = ()) -> None:
+        """Of the boundaries these are some, and of ``unlisted`` everything is. Others were never committed, or are
+        sealed."""
         kept = []
         for boundary in self._boundaries:
             if boundary.number in numbers:
                 if boundary.unknown:
                     boundary.unknown = False
                     self._dirty.acknowledge(boundary.number)
+                boundary.unlisted = boundary.unlisted or boundary.number in unlisted
                 kept.append(boundary)
             elif boundary.unknown:
                 assert boundary.retained is not None

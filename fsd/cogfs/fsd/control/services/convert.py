@@ -153,6 +153,7 @@ def snapshot_message(row: SnapshotRow) -> snapshot_pb2.Snapshot:
         exclude=row.exclude,
         max_file_bytes=row.max_file_bytes,
         skipped=[common_pb2.PathReason(path=one.path, reason=one.reason) for one in row.skipped],
+        failed=[common_pb2.PathReason(path=one.path, reason=one.reason) for one in row.failed],
         stats=snapshot_pb2.SnapshotStats(
             files=stats.files,
             bytes=stats.bytes,
