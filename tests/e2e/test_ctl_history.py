@@ -60,6 +60,32 @@ def test_show(daemon: Ctl, snapshot: str) -> None:
     assert snapshot in daemon("show", snapshot)
 
 
+def test_show_tells_what_a_snapshot_took_and_skipped(daemon: Ctl, project: Path) -> None:
+    (project / "big").write_bytes(b"x" * 2000)
+    (project / "some.log").write_text("log\n")
+    daemon("mount", project, "--max-file-bytes", "1000", "--exclude", "*.log")
+    first = daemon.json("checkpoint", project, "--wait")
+    took = first["stats"]
+    assert (took["files"], took["directories"], took["symlinks"]) == (3, 1, 1)
+    assert took["bytes"] == sum((project / name).stat().st_size for name in ("README", "tool", "src/main.py"))
+    assert (took["hashed"], took["reused"]) == (3, 0)
+    assert took["stored_bytes"] > 0 and took["duration_ms"] > 0
+    (project / "README").write_text("changed\n")
+    took = daemon.json("checkpoint", project, "--wait")["stats"]
+    assert (took["hashed"], took["reused"]) == (1, 2)
+    assert took["stored_bytes"] > 0
+    nothing = daemon.json("checkpoint", project, "--wait")
+    took = nothing["stats"]
+    assert (took["files"], took["hashed"], took["reused"], took["stored_bytes"]) == (3, 0, 3, 0)
+    # What is skipped is told each time; what a glob names is not.
+    for snapshot in (first, nothing):
+        assert snapshot["skipped"] == [{"path": "big", "reason": "too-large"}]
+    shown = daemon("show", nothing["id"])
+    assert f"  {'too-large':16} big\n" in shown
+    assert "0 files read, 3 not read, 0 B stored" in shown
+    assert "excludes   *.log\n" in shown
+
+
 def test_diff(daemon: Ctl, mounted: Path, snapshot: str) -> None:
     changed = {file["path"]: file for file in daemon.json("diff", snapshot)["files"]}
     assert {path: file["change"] for path, file in changed.items()} == {
