@@ -674,7 +674,8 @@ class Recorder:
 
     def _group(self, status: Status, old: StatRow | None) -> int:
         if status.nlink < 2:
-            if old is not None and old.entry.link_group and old.inode == status.inode:
+            # As of a boundary it may have lost its other names since: what is known of them goes with them, one by one.
+            if self._asof.present and old is not None and old.entry.link_group and old.inode == status.inode:
                 self._book.drop_link(status.inode)
             return 0
         return self._book.group(status.inode)
