@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import shutil
+import stat
 import threading
 import time
 from pathlib import Path
@@ -15,11 +16,13 @@ import pytest
 
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
 from cogfs.fsd.control import capture, recorder
+from cogfs.fsd.control.asof import AsOf
 from cogfs.fsd.control.capture import Captured, capture_file
 from cogfs.fsd.control.planner import find, walk
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import RACY_NS, Recorder
 from cogfs.fsd.control.rules import Rules
+from cogfs.fsd.undolog import EntryWas, InodeWas, Status, UndoLog, UndoLogWriter, Was
 from cogfs.store.schema import Kind, OpaqueReason, RecordState, TreeEntry
 from cogfs.store.store import Store
 from tests.control.files import ANY_SIZE, Directory
@@ -548,3 +551,39 @@ def test_a_new_directory_that_has_the_number_of_one_that_is_gone(place: Director
         root = place.root.stat().st_ino
         assert {(reader.link(place.id, inode) or (0, ()))[1] for inode in linked} <= {(root,), ()}
     assert place.record() == place.recorded
+
+
+@pytest.mark.parametrize("gone", ["a", "b"])
+def test_a_hard_link_of_a_boundary_that_is_removed_before_it_is_looked_at(place: Directory, gone: str) -> None:
+    """The name that is left has a link count of one by then, and is still one file with the other."""
+    for path in ("a", "b/below"):
+        (place.root / path).mkdir(parents=True)
+    (place.root / "a" / "x").write_text("one file")
+    os.link(place.root / "a" / "x", place.root / "b" / "below" / "x")
+    root = place.scan().root
+    (place.root / "a" / "x").chmod(0o600)
+    status = (place.root / "a" / "x").lstat()
+    paths = [b"a/x", b"b/below/x"]
+    listed = Watched(place.root).file(status.st_ino, paths, False)
+    frozen_ns = time.time_ns()
+    content = find(place.store, root, b"a/x")
+    assert content is not None
+    directory = place.root / ("a" if gone == "a" else "b/below")
+    writer = UndoLogWriter(place.root.parent / "log")
+    writer.append(
+        InodeWas(1, Was(Status.of(status), hash=content.hash)),
+        EntryWas(1, directory.stat().st_ino, b"x", status.st_ino, stat.S_IFREG),
+    )
+    writer.close()
+    (directory / "x").unlink()
+    book = RecordBook(place.store, place.id)
+    fd = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
+    log = UndoLog(place.root.parent / "log")
+    asof = AsOf(fd, log=log, boundary=1, frozen_ns=frozen_ns)
+    recorded = Recorder(place.store, book, fd, Rules((), ANY_SIZE), place.pool, asof).update([], [listed], root)
+    asof.close()
+    log.close()
+    os.close(fd)
+    assert recorded is not None and not recorded.failed
+    groups = {entry.link_group for path in paths if (entry := find(place.store, recorded.root, path)) is not None}
+    assert len(groups) == 1 and groups != {0}
