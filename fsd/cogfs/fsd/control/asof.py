@@ -5,6 +5,7 @@ Whoever asks looks at a file first and at the log afterwards: what was changed m
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from cogfs.fsd.control.beneath import Beneath
 from cogfs.fsd.undolog import EntryWas, UndoLog, Was
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_REACH = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: How often a directory that is moved while it is opened is looked for.
 _ATTEMPTS = 5
 
@@ -46,6 +48,7 @@ class AsOf:
         self._boundary = boundary
         self._locate = locate
         self._stopped = stopped
+        self._root_fd = root_fd
         self._reach = Beneath(root_fd)
         #: Of the boundary; a file that was changed later, and is not in the log, was changed past the mount.
         self.frozen_ns = frozen_ns
@@ -87,7 +90,9 @@ class AsOf:
                 return -1
             try:
                 fd = os.open(b".", _OPEN, dir_fd=self._reach.directory(path))
-            except OSError:
+            except OSError as error:
+                if isinstance(error, PermissionError):
+                    self.check_readable(path)
                 fd = -1
             if fd >= 0:
                 if os.fstat(fd).st_ino == inode:
@@ -102,6 +107,30 @@ class AsOf:
             self._reach.forget()
             path = self._locate(inode)
         return -1
+
+    def check_readable(self, path: bytes) -> None:
+        """PermissionError when a directory on the ``path`` of one that cannot be read has been made so since the
+        boundary: then it is not known what is in it. (Nobody waits to change a directory's mode.)"""
+        if self._log is None:
+            return
+        above = os.dup(self._root_fd)
+        try:
+            for name in (b".", *path.split(b"/")):
+                below = os.open(name or b".", _REACH, dir_fd=above)
+                os.close(above)
+                above = below
+                self.check_still_readable(above, path)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # it is looked for elsewhere
+        finally:
+            os.close(above)
+
+    def check_still_readable(self, fd: int, path: bytes) -> None:
+        """The same for the directory that ``fd`` is of, which was at ``path``."""
+        if self._log is None or os.fstat(fd).st_ctime_ns <= self.frozen_ns:
+            return
+        if not os.access(f"/proc/self/fd/{fd}", os.R_OK | os.X_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, "a directory was made unreadable before it was captured", path)
 
     def close(self) -> None:
         """Give the descriptors back; the log is the caller's."""

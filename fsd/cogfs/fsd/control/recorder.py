@@ -396,6 +396,7 @@ class Recorder:
             try:
                 fd = os.open(name, _OPEN, dir_fd=frame.fd)
             except PermissionError:
+                self._asof.check_readable(join(frame.path, name))
                 frame.rows[name] = _opaque(name, status, OpaqueReason.UNREADABLE)
                 return None
             except OSError as error:
@@ -434,6 +435,9 @@ class Recorder:
                     frame.rows[name] = row
                     self._hashed += row.entry.kind is Kind.FILE
         if not self._asof.present:
+            if frame.fd >= 0:
+                # Or what could not be seen any more would be missing, or be told of as unreadable.
+                self._asof.check_still_readable(frame.fd, frame.path)
             self._take_back(frame)
         rows = tuple(frame.rows[name] for name in sorted(frame.rows))
         self._follow_links(frame, rows)
@@ -545,6 +549,7 @@ class Recorder:
             except FileNotFoundError:
                 found = None
             except PermissionError:
+                self._asof.check_readable(frame.path)
                 # A directory that may be listed and not entered.
                 entry = TreeEntry(name, Kind.OPAQUE, target=OpaqueReason.UNREADABLE.encode())
                 frame.rows[name] = StatRow(entry, 0, 0, 0, 0, 0, 0)
