@@ -18,6 +18,7 @@ from cogfs.fsd.channel import DirtyDirectory, DirtyFile
 from cogfs.fsd.control import capture, recorder
 from cogfs.fsd.control.asof import AsOf
 from cogfs.fsd.control.capture import Captured, capture_file
+from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.planner import find, walk
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import RACY_NS, Recorder
@@ -445,9 +446,9 @@ def test_refused_hard_links_are_neither_read_nor_stored(
     (place.root / "alone").write_text("mine")
     read: list[bytes] = []
 
-    def watched(store: Store, name: bytes, dir_fd: int) -> Captured | OpaqueReason:
+    def watched(store: Store, name: bytes, dir_fd: int, *, moving: bool) -> Captured | OpaqueReason:
         read.append(name)
-        return capture_file(store, name, dir_fd)
+        return capture_file(store, name, dir_fd, moving=moving)
 
     monkeypatch.setattr(recorder, "capture_file", watched)
     recorded = place.scan(REFUSING)
@@ -587,3 +588,45 @@ def test_a_hard_link_of_a_boundary_that_is_removed_before_it_is_looked_at(place:
     assert recorded is not None and not recorded.failed
     groups = {entry.link_group for path in paths if (entry := find(place.store, recorded.root, path)) is not None}
     assert len(groups) == 1 and groups != {0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("mode", [0o000, 0o400, 0o300])
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_directory_that_may_not_be_read(place: Directory, mode: int, scan: bool, before: bool) -> None:
+    """One that was so at the boundary is left out by name; one that was made so since is never taken for empty."""
+    top = place.root / "top"
+    (top / "closed").mkdir(parents=True)
+    root = place.scan().root
+    (top / "closed" / "name").write_text("x")
+    for path in (place.root, top, top / "closed", top / "closed" / "name"):
+        os.chown(path, 65534, 65534)
+    directory = top / "closed"
+    changes = [
+        DirtyDirectory(directory.stat().st_ino, top.stat().st_ino, b"top/closed", [b"name"], False, before, False)
+    ]
+    frozen_ns = time.time_ns()
+    time.sleep(0.05)
+    directory.chmod(mode)
+    if before:
+        frozen_ns = time.time_ns()
+    book = RecordBook(place.store, place.id)
+    fd = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
+    UndoLogWriter(place.root.parent / "log").close()
+    log = UndoLog(place.root.parent / "log")
+    asof = AsOf(fd, log=log, boundary=1, frozen_ns=frozen_ns)
+    asof.refresh()
+    os.seteuid(65534)
+    try:
+        recorder = Recorder(place.store, book, fd, Rules((), ANY_SIZE), place.pool, asof)
+        if not before:
+            with pytest.raises(CogfsError, match="made unreadable"):
+                recorder.scan() if scan else recorder.update(changes, [], root)
+        elif scan:
+            recorder.scan()
+    finally:
+        os.seteuid(0)
+        asof.close()
+        log.close()
+        os.close(fd)

@@ -46,9 +46,9 @@ def main() -> int:
                     print(f"{done} runs", flush=True)
     except AssertionError:
         traceback.print_exc()
-        print(counts)
         return 1
-    print(counts)
+    finally:
+        print(counts, flush=True)
     return 0
 
 

@@ -10,9 +10,12 @@ from collections.abc import Callable
 
 from cogfs.fsd.control.beneath import Beneath
 from cogfs.fsd.control.capture import UNREADABLE
+from cogfs.fsd.control.errors import CogfsError, show
 from cogfs.fsd.undolog import EntryWas, UndoLog, Was
+from cogfs.v1.reasons import Reason
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_REACH = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: How often a directory that is moved while it is opened is looked for.
 _ATTEMPTS = 5
 
@@ -47,6 +50,7 @@ class AsOf:
         self._boundary = boundary
         self._locate = locate
         self._stopped = stopped
+        self._root_fd = root_fd
         self._reach = Beneath(root_fd)
         #: Of the boundary; a file that was changed later, and is not in the log, was changed past the mount.
         self.frozen_ns = frozen_ns
@@ -92,6 +96,8 @@ class AsOf:
             try:
                 fd = os.open(b".", _OPEN, dir_fd=self._reach.directory(path))
             except OSError as error:
+                if isinstance(error, PermissionError):
+                    self.check_readable(path)
                 fd = -1
                 refused = error if error.errno in UNREADABLE else None
             if fd >= 0:
@@ -109,6 +115,30 @@ class AsOf:
         if refused is not None and (path is not None or self.present):
             raise refused
         return -1
+
+    def check_readable(self, path: bytes) -> None:
+        """CogfsError IO when a directory on the ``path`` of one that cannot be read has been made so since the
+        boundary: then it is not known what is in it. (Nobody waits to change a directory's mode.)"""
+        if self._log is None:
+            return
+        above = os.dup(self._root_fd)
+        try:
+            for name in (b".", *path.split(b"/")):
+                below = os.open(name or b".", _REACH, dir_fd=above)
+                os.close(above)
+                above = below
+                self.check_still_readable(above, path)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # it is looked for elsewhere
+        finally:
+            os.close(above)
+
+    def check_still_readable(self, fd: int, path: bytes) -> None:
+        """The same for the directory that ``fd`` is of, which was at ``path``."""
+        if self._log is None or os.fstat(fd).st_ctime_ns <= self.frozen_ns:
+            return
+        if not os.access(f"/proc/self/fd/{fd}", os.R_OK | os.X_OK, effective_ids=True):
+            raise CogfsError(Reason.IO, f"the directory {show(path)} was made unreadable before it was captured")
 
     def close(self) -> None:
         """Give the descriptors back; the log is the caller's."""

@@ -454,6 +454,7 @@ class Recorder:
                 fd = os.open(name, _OPEN, dir_fd=frame.fd)
             except OSError as error:
                 if error.errno in UNREADABLE:
+                    self._asof.check_readable(join(frame.path, name))
                     frame.rows[name] = _opaque(name, status, OpaqueReason.UNREADABLE)
                     return None
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
@@ -521,6 +522,9 @@ class Recorder:
         """All of a directory is known: build its tree and remember its rows."""
         self._collect(frame)
         if not self._asof.present:
+            if frame.fd >= 0:
+                # Or what could not be seen any more would be missing, or be told of as unreadable.
+                self._asof.check_still_readable(frame.fd, frame.path)
             self._take_back(frame)
         rows = tuple(frame.rows[name] for name in sorted(frame.rows))
         self._follow_links(frame, rows)
@@ -565,14 +569,14 @@ class Recorder:
     def _follow_links(self, frame: _Frame, rows: Sequence[StatRow]) -> None:
         now = set()
         for row in rows:
-            if row.entry.kind is Kind.FILE:
+            if row.entry.kind is Kind.FILE or row.entry.link_group:
                 now.add(row.inode)
             if row.entry.link_group:
                 self._book.add_link(row.inode, row.entry.link_group, frame.inode)
                 if row.entry.name in frame.looked:
                     self._linked[row.inode] = row
         for row in frame.old.values():
-            if row.entry.kind is Kind.FILE and row.inode not in now:
+            if (row.entry.kind is Kind.FILE or row.entry.link_group) and row.inode not in now:
                 self._book.remove_link(row.inode, frame.inode)
 
     # --- names that the worker does not know --------------------------------------------------------------------------
@@ -659,6 +663,7 @@ class Recorder:
             except OSError as error:
                 if error.errno not in UNREADABLE:
                     raise
+                self._asof.check_readable(frame.path)
                 # A directory that may be listed and not entered, a damaged inode, a dead mount.
                 entry = TreeEntry(name, Kind.OPAQUE, target=OpaqueReason.UNREADABLE.encode())
                 frame.rows[name] = StatRow(entry, 0, 0, 0, 0, 0, 0)
