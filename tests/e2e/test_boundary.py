@@ -104,8 +104,9 @@ def test_who_asks_for_a_snapshot_that_is_not_captured_waits(here: Site) -> None:
         assert target.read_text() == "five"
         message, _ = turn("six")
         turn("seven")
+        # Files as they were at the end of that turn: when the next message came.
         thread.rewind(message, files=True)
-        assert target.read_text() == "six"
+        assert target.read_text() == "seven"
         assert (here.project / "large").read_bytes() == b"s" * _LARGE
         workspace.undo()
         assert target.read_text() == "after seven"

@@ -303,13 +303,14 @@ def test_a_message_whose_snapshot_failed_is_no_target(here: Site, clients: ExitS
     snapshot = later.snapshot(thread.entry("m2").file_checkpoint.snapshot_id)
     wait_for("it is captured", lambda: snapshot.refresh().message.state != snapshot_pb2.Snapshot.FROZEN)
     assert snapshot.message.state == snapshot_pb2.Snapshot.FAILED, here.log_tail()
+    # The end of the first turn is when the second message came.
     for dry_run in (True, False):
         with pytest.raises(CogfsError, match=r"has failed.*kept \(it was changed past the mount\)"):
-            thread.rewind("m2", files=True, dry_run=dry_run)
+            thread.rewind("m1", files=True, dry_run=dry_run)
     assert [entry.id for entry in thread.entries()] == ["m1", "m2"]
     assert not differences(describe(here.project), before)
-    # The one before it is one.
-    thread.rewind("m1", files=True)
+    # The snapshot before it can be had.
+    here.workspace(later).restore(thread.entry("m1").file_checkpoint.snapshot_id)
     assert (here.project / "kept").read_text() == "kept\n"
 
 

@@ -17,7 +17,7 @@ import structlog
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.restoration import Request, Restoration
-from cogfs.fsd.control.workspace import Workspace
+from cogfs.fsd.control.workspace import Workspace, failed
 from cogfs.store.errors import NotFound
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Reader, Writer
@@ -298,7 +298,9 @@ class Threads:
                 raise CogfsError(
                     Reason.VALIDATION_ERROR, f"the checkpoint of the entry {entry.id} is not kept any more"
                 ) from error
-        if snapshot.workspace_id != checkpoint.workspace_id or snapshot.state is SnapshotState.FAILED:
+        if snapshot.state is SnapshotState.FAILED:
+            raise failed(snapshot)
+        if snapshot.workspace_id != checkpoint.workspace_id:
             raise CogfsError(Reason.VALIDATION_ERROR, f"the checkpoint of the entry {entry.id} cannot be restored")
         try:
             return self._workspace(checkpoint.workspace_id)
