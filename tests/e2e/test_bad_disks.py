@@ -17,7 +17,7 @@ import pytest
 from cogfs.client import Client, CogfsError, NoSpace, Snapshot
 from cogfs.v1 import snapshot_pb2
 from tests.e2e.support.disks import ext4, fill, mounted, shut_down
-from tests.e2e.support.site import Site, as_root, kill, wait_for
+from tests.e2e.support.site import Site, as_root, kill, unmount_all, wait_for
 from tests.e2e.support.writing import running
 from tests.support.tree import Tree, describe, differences, of_snapshot
 
@@ -160,9 +160,9 @@ def test_a_store_whose_disk_breaks(here: Site) -> None:
                     call()
                 assert "internal" not in str(caught.value)
             _write_files(here.project)
-        kill(worker)
         here.kill_daemon()
-        subprocess.run([*as_root(), "umount", "-l", str(here.project)], check=True, timeout=60)
+        kill(worker)
+        unmount_all(here.project)
     _end_loop(image)
     with ext4(image, here.state):
         here.mount()

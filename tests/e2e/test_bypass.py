@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from cogfs.client import Snapshot
+from cogfs.client import CogfsError, Snapshot
 from cogfs.v1 import snapshot_pb2
 from tests.e2e.ctl import TIMEOUT, Ctl
 from tests.e2e.support.site import Aside, Site, as_root, wait_for
@@ -280,6 +280,38 @@ def test_what_is_changed_past_the_mount_before_it_is_captured_is_named(
     with here.client() as cog:
         again = here.workspace(cog).checkpoint(wait_for="sealed")
         assert not differences(of_snapshot(again), _tree(place)), here.log_tail()
+
+
+def test_a_message_whose_snapshot_failed_is_no_target(here: Site, clients: ExitStack) -> None:
+    place = bare(here)
+    _fill(here.project)
+    here.mount()
+    cog = clients.enter_context(here.client())
+    thread = cog.create_thread("chat", workspace=here.workspace(cog))
+    thread.user_message("one", id="m1", wait_for="sealed")
+    (here.project / "kept").write_text("two\n")
+    here.kill_daemon()
+    here.start("checkpoint.committed")
+    here.ctl("message", "chat", "two", "--id", "m2", code=None)
+    (place / "kept").write_text("past the mount\n")
+    here.start()
+    later = clients.enter_context(here.client())
+    here.settled(later)
+    thread = later.thread("chat")
+    assert [entry.id for entry in thread.entries()] == ["m1", "m2"]
+    before = describe(here.project)
+    snapshot = later.snapshot(thread.entry("m2").file_checkpoint.snapshot_id)
+    wait_for("it is captured", lambda: snapshot.refresh().message.state != snapshot_pb2.Snapshot.FROZEN)
+    assert snapshot.message.state == snapshot_pb2.Snapshot.FAILED, here.log_tail()
+    # The end of the first turn is when the second message came.
+    for dry_run in (True, False):
+        with pytest.raises(CogfsError, match=r"has failed.*kept \(it was changed past the mount\)"):
+            thread.rewind("m1", files=True, dry_run=dry_run)
+    assert [entry.id for entry in thread.entries()] == ["m1", "m2"]
+    assert not differences(describe(here.project), before)
+    # The snapshot before it can be had.
+    here.workspace(later).restore(thread.entry("m1").file_checkpoint.snapshot_id)
+    assert (here.project / "kept").read_text() == "kept\n"
 
 
 # --- over the border of what is left out ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ to be full it is ended, the map grows, and the list is done again in a new trans
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ _MAX_READERS = 1000
 _LOCK_FILE_SIZE = 80 * 1024
 #: A change starts with at least so much of the map free.
 _HEADROOM = 4 * 1024 * 1024
+#: A disk with less is full: no transaction may be sure of it.
+_HARDLY_ANY = 1024 * 1024
 
 
 class Table(enum.StrEnum):
@@ -161,7 +164,10 @@ class Change(View):
                 self._again()
             except lmdb.Error as error:
                 self._transaction.abort()
+                full = self._database.is_full()
                 self._database.revive()
+                if full:
+                    raise NoSpace(f"no space is left for the index while committing: {error}") from error
                 raise of_index(error, "committing") from error
             except OSError as error:
                 self._transaction.abort()
@@ -316,6 +322,14 @@ class Database:
         """Bytes of the index on disk."""
         with translated("looking at its index"):
             return (self._directory / "data.mdb").stat().st_blocks * 512
+
+    def is_full(self) -> bool:
+        """Whether hardly any space is left: LMDB calls it an input/output error when a write is cut short by that."""
+        try:
+            place = os.statvfs(self._directory)
+        except OSError:
+            return False
+        return place.f_bavail * place.f_frsize < _HARDLY_ANY
 
     def revive(self) -> None:
         """Opens the environment again where LMDB refuses to go on, as it does when a write of its root page failed.

@@ -421,13 +421,14 @@ class Recorder:
         try:
             names = self._names_in(fd)
             if not self._asof.present:
-                changed = fd >= 0 and os.fstat(fd).st_mtime_ns > self._asof.frozen_ns
+                mtime_ns = os.fstat(fd).st_mtime_ns if fd >= 0 else 0
+                changed = mtime_ns > self._asof.frozen_ns
                 self._asof.refresh()
                 if self._asof.replaced(inode):
                     names, changed = {}, False
                 logged = self._asof.names(inode)
                 names.update(dict.fromkeys(logged, 0))
-                if changed and not logged:
+                if changed and not (logged and self._asof.logged_until(mtime_ns)):
                     self._failed.append(Skipped(path or b".", "names in it were changed past the mount"))
             self._look(frame, names)
         except BaseException:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -58,12 +58,16 @@ _log = structlog.get_logger(__name__)
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: How often a file that is moved while it is looked for is looked for.
 _ATTEMPTS = 5
+#: Nanoseconds by which the clock of files lags at most.
+_MAX_LAG = 20_000_000
 #: Seconds between two tries to write down that a snapshot has failed.
 _RETRY = 2.0
 #: Seconds without a boundary after which the files are synced.
 _SYNC_AFTER = 5.0
 #: Rows that an update may hold: it is repeated from its beginning after a crash, so none may be written ahead.
 _ALL_ROWS = 1 << 62
+#: No generation is later.
+_ANY_GENERATION = 1 << 62
 #: Paths that a snapshot names as the reason for its failure.
 _MAX_FAILED = 1000
 
@@ -128,6 +132,8 @@ class Sealer:
         self._changed = threading.Condition(threading.RLock())
         self._root_fd = -1
         self._link: Link | None = None
+        #: Until when workers that have gone had all changes, by when they started.
+        self._ended: dict[int, int] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
         self._unsynced_since = 0.0
@@ -178,6 +184,8 @@ class Sealer:
     def detach(self) -> None:
         """The worker is gone. What is still to be captured is captured all the same."""
         with self._changed:
+            if self._link is not None:
+                self._ended[self._link.welcome.started_ns] = time.time_ns() - _MAX_LAG
             self._link = None
             if self._thread is None:
                 self._hold(-1)
@@ -271,10 +279,13 @@ class Sealer:
     def _take_event(self, link: Link, event: Wanted | Broken) -> None:
         """Called by the link's own thread."""
         if isinstance(event, Broken):
-            with self._store.read() as reader:
-                generations = reader.generations(self._workspace_id)
+            try:
+                with self._store.read() as reader:
+                    last = max(reader.generations(self._workspace_id), default=0)
+            except StoreError:
+                last = _ANY_GENERATION  # whatever there is; the worker says it again to the next daemon
             with self._changed:
-                self._broken = (generations[-1] if generations else 0, event.reason)
+                self._broken = (last, event.reason)
             return
         try:
             self._urgent.submit(self._preserve, link, event)
@@ -362,7 +373,16 @@ class Sealer:
 
     def _run(self) -> None:
         while True:
-            row = self._next()
+            try:
+                row = self._next()
+            except StoreError as error:
+                _log.error("cannot tell what is to be captured", workspace=self._workspace_id, error=str(error))
+                with self._changed:
+                    if not self._closed:
+                        self._changed.wait(_RETRY)
+                        continue
+                    self._thread = None
+                return
             if row is None:
                 return
             try:
@@ -483,6 +503,7 @@ class Sealer:
             boundary=row.generation,
             frozen_ns=row.frozen_ns,
             locate=whereabouts,
+            unwatched=lambda: self._unwatched(row),
             stopped=lambda: self._closed,
         )
         try:
@@ -501,6 +522,14 @@ class Sealer:
         finally:
             asof.close()
         return recorded, book
+
+    def _unwatched(self, row: BoundaryRow) -> int | None:
+        """Since when the files may have been bare, as the worker of a boundary has gone; None: it serves them. Not
+        known when it went: since the boundary."""
+        with self._changed:
+            if self._link is not None and self._link.welcome.started_ns == row.worker_started_ns:
+                return None
+            return self._ended.get(row.worker_started_ns, row.frozen_ns)
 
     def _commit(
         self, row: BoundaryRow, snapshot: SnapshotRow, recorded: Recorded, book: RecordBook, started_ns: int
@@ -569,7 +598,7 @@ class Sealer:
                 return  # the workspace was deleted
             except (StoreError, OSError) as error:
                 _log.warning("cannot write down that a snapshot failed", snapshot=row.snapshot_id, error=str(error))
-                if not self._abandon_all(failure):
+                if not self._abandon_all(row, failure):
                     return
                 continue
             with self._changed:
@@ -580,12 +609,14 @@ class Sealer:
                 self._tell(row.generation)
             return
 
-    def _abandon_all(self, failure: CogfsError) -> bool:
+    def _abandon_all(self, row: BoundaryRow, failure: CogfsError) -> bool:
         """The store cannot be written, and the workload goes on: no boundary is protected any more, and none is made
         until that is over. False when there is no time to wait for it."""
         with self.order:
-            with self._store.read() as reader:
-                last = reader.generations(self._workspace_id)[-1]
+            last = row.generation
+            # It may be so broken that nothing can be read either.
+            with suppress(StoreError), self._store.read() as reader:
+                last = max([last, *reader.generations(self._workspace_id)])
             with self._changed:
                 self._stuck = failure
                 self._tries += 1

@@ -18,7 +18,7 @@ from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.policies import Effective, effective
 from cogfs.fsd.control.restoration import Request, Restoration
-from cogfs.fsd.control.workspace import Workspace
+from cogfs.fsd.control.workspace import Workspace, failed
 from cogfs.store.errors import NotFound
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Reader, Writer
@@ -349,7 +349,9 @@ class Threads:
                     Reason.VALIDATION_ERROR,
                     f"the checkpoint of the entry {entry.id} was pruned, so the files cannot be taken back to it",
                 ) from error
-        if snapshot.workspace_id != checkpoint.workspace_id or snapshot.state is SnapshotState.FAILED:
+        if snapshot.state is SnapshotState.FAILED:
+            raise failed(snapshot)
+        if snapshot.workspace_id != checkpoint.workspace_id:
             raise CogfsError(Reason.VALIDATION_ERROR, f"the checkpoint of the entry {entry.id} cannot be restored")
         try:
             return self._workspace(checkpoint.workspace_id)

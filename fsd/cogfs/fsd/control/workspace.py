@@ -336,11 +336,7 @@ class Workspace:
         now, NotFound."""
         snapshot = self.sealer.wait(snapshot_id)
         if snapshot.state is not SnapshotState.SEALED or snapshot.root is None:
-            named = ", ".join(f"{show(one.path)} ({one.reason})" for one in snapshot.failed[:3])
-            raise CogfsError(
-                Reason.VALIDATION_ERROR,
-                f"the snapshot {snapshot_id} has failed: {snapshot.reason}" + (f": {named}" if named else ""),
-            )
+            raise failed(snapshot)
         return snapshot
 
     def _freeze(
@@ -547,6 +543,18 @@ class Workspace:
             writer.put_workspace(
                 msgspec.structs.replace(row, read_only=reason, last_recovery=recovery or row.last_recovery)
             )
+
+
+def failed(snapshot: SnapshotRow) -> CogfsError:
+    """Why a snapshot that FAILED is no target, with the first of the paths."""
+    named = ", ".join(f"{show(one.path)} ({one.reason})" for one in snapshot.failed[:3])
+    rest = len(snapshot.failed) - 3
+    return CogfsError(
+        Reason.VALIDATION_ERROR,
+        f"the snapshot {snapshot.id} has failed: {snapshot.reason}"
+        + (f": {named}" if named else "")
+        + (f" and {rest} more" if rest > 0 else ""),
+    )
 
 
 def _may_be_elsewhere(rules: Rules, frozen: Frozen) -> bool:
