@@ -47,7 +47,7 @@ def closed_directories(here: Site) -> None:
     here.mount()
     with here.client() as cog:
         workspace = here.workspace(cog)
-        snapshot = workspace.checkpoint()
+        snapshot = workspace.checkpoint(wait_for="sealed")
         assert [(one.path, one.reason) for one in snapshot.message.skipped] == [(b"secret", "unreadable")]
         snapshots, trees = [snapshot.id], [describe(project)]
         open_up(project)
