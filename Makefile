@@ -27,7 +27,7 @@ MINUTES := 10
 soak: install
 	.ci/as-root $(PYTHON) -m tests.soak.state_machine --minutes $(MINUTES)
 	.ci/as-root $(PYTHON) -m tests.soak.crashes --runs 1000000 --minutes $(MINUTES)
-	.ci/as-root $(PYTHON) -m tests.soak.power --control
+	.ci/as-root $(PYTHON) -m tests.soak.power --control sync
 	.ci/as-root $(PYTHON) -m tests.soak.power --cuts 1000000 --minutes $(MINUTES)
 	.ci/as-root $(PYTHON) -m tests.soak.power --cuts 1000000 --minutes $(MINUTES) --two
 

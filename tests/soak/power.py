@@ -1,7 +1,8 @@
 """Loss of power at random moments, with random seeds, for as long as one likes: ``--cuts N``, ``--minutes M``.
 
 The machine's disk is ext4 in a loop device, which is shut down, or copied at one moment while everything goes on.
-``--control`` runs a daemon that never syncs anything, and has to find that something is lost.
+``--control`` runs a daemon that never syncs anything (``sync``), or that believes the stat of a file after a loss of
+power (``trust``), and has to find that something is wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import traceback
 
 from tests.support import image, power
 
+_PROGRAMS = {"sync": power.WITHOUT_SYNC, "trust": power.CREDULOUS}
 _MARK = "COGFS_TEST_NAMESPACE"
 
 
@@ -25,7 +27,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1e6, help="end after the cut in which they are over")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--two", action="store_true", help="project and store on two filesystems")
-    parser.add_argument("--control", action="store_true", help="without any sync; succeeds when that is found out")
+    parser.add_argument("--control", choices=_PROGRAMS, help="a daemon that is wrong; succeeds when that is found out")
     arguments = parser.parse_args()
     if why := image.missing():
         parser.error(why)
@@ -43,7 +45,7 @@ def main() -> int:
             arguments.cuts,
             seed,
             two=arguments.two,
-            program=power.CONTROL if arguments.control else power.PRODUCT,
+            program=_PROGRAMS[arguments.control] if arguments.control else power.PRODUCT,
             more=lambda: time.monotonic() < end,
             progress=lambda number: print(f"{number} cuts", flush=True) if number % 10 == 0 else None,
         )
@@ -59,7 +61,7 @@ def main() -> int:
     for name, count in sorted(counts.items()):
         print(f"  {name}: {count}")
     if arguments.control:
-        print("nothing was lost without syncing: the test finds nothing")
+        print("nothing was found: the test finds nothing")
     return 1 if arguments.control else 0
 
 

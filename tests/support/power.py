@@ -35,7 +35,7 @@ _SIZE = 1 << 30
 _LARGE = (2 << 20, 6 << 20)
 _OUTER_SIZE = 6 << 30
 #: A daemon for which nothing is ever synced: what is found must be wrong then, or the tests find nothing.
-CONTROL = (
+WITHOUT_SYNC = (
     "-c",
     """
 import os, lmdb
@@ -44,6 +44,16 @@ lmdb.open = lambda *a, **k: plain(*a, **{**k, "sync": False})
 os.fsync = os.fdatasync = lambda fd: None
 from cogfs.fsd.control import sealer
 sealer.syncfs = lambda fd: None
+import runpy
+runpy.run_module("cogfs.fsd.control.main", run_name="__main__")
+""",
+)
+#: One that believes what was recorded by its stat, whether it was on the disk or not.
+CREDULOUS = (
+    "-c",
+    """
+from cogfs.fsd.control import sealer, workspace
+sealer.believed_until = workspace.believed_until = lambda state: None
 import runpy
 runpy.run_module("cogfs.fsd.control.main", run_name="__main__")
 """,
@@ -116,7 +126,8 @@ class Machine:
         threads = [threading.Thread(target=act, args=(stop,), daemon=True) for act in (self._work, self._watch)]
         for thread in threads:
             thread.start()
-        time.sleep(self.dice.uniform(0.3, 2.5))
+        # What is recorded is believed by its stat only when it has been left alone for two seconds.
+        time.sleep(self.dice.uniform(3.0, 4.8) if self.dice.random() < 0.3 else self.dice.uniform(0.3, 2.5))
         with self._lock:
             before = [Taken(one.label, one.files, one.snapshot_id, one.sealed) for one in self._taken]
         replaced = None
@@ -144,6 +155,7 @@ class Machine:
         churn = self._churn
         with contextlib.suppress(OSError, CogfsError), self.site.client() as cog:
             workspace = cog.workspace(self.site.project)
+            self._overwrite(25)
             while not stop.is_set():
                 churn.run(self.dice.choice((1, 5, 20)))
                 self._overwrite()
@@ -156,9 +168,9 @@ class Machine:
                 taken.snapshot_id = workspace.checkpoint(taken.label).id
                 churn.run(self.dice.choice((0, 5, 20)))
 
-    def _overwrite(self) -> None:
+    def _overwrite(self, count: int = 1) -> None:
         """Other content of the same length in the same blocks: after the cut the stat may be of the new one."""
-        for path in self.dice.sample(files, min(3, len(files))) if (files := self._churn.files()) else ():
+        for path in self.dice.sample(files, min(count, len(files))) if (files := self._churn.files()) else ():
             if path.is_symlink() or not path.exists():
                 continue
             with path.open("r+b") as file:

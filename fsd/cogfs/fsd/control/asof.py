@@ -42,16 +42,13 @@ class AsOf:
         boundary: int = 0,
         frozen_ns: int = 0,
         locate: Locate = nowhere,
-        unwatched: Callable[[], int | None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Without a ``log``: the present. ``locate`` tells where an inode is now, as far as anybody knows;
-        ``unwatched`` since when files may have changed and not be in the log, in nanoseconds since the epoch, if they
-        may; ``stopped`` whether there is no more time to look."""
+        """Without a ``log``: the present. ``locate`` tells where an inode is now, as far as anybody knows; ``stopped``
+        whether there is no more time to look."""
         self._log = log
         self._boundary = boundary
         self._locate = locate
-        self._unwatched = unwatched
         self._stopped = stopped
         self._root_fd = root_fd
         self._reach = Beneath(root_fd)
@@ -62,12 +59,6 @@ class AsOf:
     def present(self) -> bool:
         """Whether this is the files as they are."""
         return self._log is None
-
-    def logged_until(self, mtime_ns: int) -> bool:
-        """Whether a directory that has this time, and of which there is something in the log, was last changed while
-        all such changes came into it."""
-        since = self._unwatched()
-        return since is None or mtime_ns < since
 
     def refresh(self) -> None:
         """Take in what was logged until now. Stopped."""

@@ -428,7 +428,7 @@ class Recorder:
                     names, changed = {}, False
                 logged = self._asof.names(inode)
                 names.update(dict.fromkeys(logged, 0))
-                if changed and not (logged and self._asof.logged_until(mtime_ns)):
+                if changed and not logged:
                     self._failed.append(Skipped(path or b".", "names in it were changed past the mount"))
             self._look(frame, names)
         except BaseException:
@@ -570,14 +570,14 @@ class Recorder:
     def _follow_links(self, frame: _Frame, rows: Sequence[StatRow]) -> None:
         now = set()
         for row in rows:
-            if row.entry.kind is Kind.FILE or row.entry.link_group:
+            if _is_linkable(row):
                 now.add(row.inode)
             if row.entry.link_group:
                 self._book.add_link(row.inode, row.entry.link_group, frame.inode)
                 if row.entry.name in frame.looked:
                     self._linked[row.inode] = row
         for row in frame.old.values():
-            if (row.entry.kind is Kind.FILE or row.entry.link_group) and row.inode not in now:
+            if _is_linkable(row) and row.inode not in now:
                 self._book.remove_link(row.inode, frame.inode)
 
     # --- names that the worker does not know --------------------------------------------------------------------------
@@ -591,7 +591,7 @@ class Recorder:
                 if recorded is None:
                     continue
                 rows = tuple(
-                    self._as_linked(directory, row) if row.inode == inode and row.entry.kind is Kind.FILE else row
+                    self._as_linked(directory, row) if row.inode == inode and _is_linkable(row) else row
                     for row in recorded.rows
                 )
                 if rows != recorded.rows:
@@ -903,6 +903,11 @@ class Recorder:
             group = groups.get(name, 0) if now.inode == status.inode else 0
             found.append((name, self._file_row(name, content.hash, now, read_xattrs(name, fd), group)))
         return found
+
+
+def _is_linkable(row: StatRow) -> bool:
+    """Whether the row is of a regular file, one that is refused for its several names among them."""
+    return row.entry.kind is Kind.FILE or row.entry.link_group != 0
 
 
 def _is_read(row: StatRow) -> bool:

@@ -58,8 +58,6 @@ _log = structlog.get_logger(__name__)
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: How often a file that is moved while it is looked for is looked for.
 _ATTEMPTS = 5
-#: Nanoseconds by which the clock of files lags at most.
-_MAX_LAG = 20_000_000
 #: Seconds between two tries to write down that a snapshot has failed.
 _RETRY = 2.0
 #: Seconds without a boundary after which the files are synced.
@@ -132,8 +130,6 @@ class Sealer:
         self._changed = threading.Condition(threading.RLock())
         self._root_fd = -1
         self._link: Link | None = None
-        #: Until when workers that have gone had all changes, by when they started.
-        self._ended: dict[int, int] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
         self._unsynced_since = 0.0
@@ -184,8 +180,6 @@ class Sealer:
     def detach(self) -> None:
         """The worker is gone. What is still to be captured is captured all the same."""
         with self._changed:
-            if self._link is not None:
-                self._ended[self._link.welcome.started_ns] = time.time_ns() - _MAX_LAG
             self._link = None
             if self._thread is None:
                 self._hold(-1)
@@ -503,7 +497,6 @@ class Sealer:
             boundary=row.generation,
             frozen_ns=row.frozen_ns,
             locate=whereabouts,
-            unwatched=lambda: self._unwatched(row),
             stopped=lambda: self._closed,
         )
         try:
@@ -522,14 +515,6 @@ class Sealer:
         finally:
             asof.close()
         return recorded, book
-
-    def _unwatched(self, row: BoundaryRow) -> int | None:
-        """Since when the files may have been bare, as the worker of a boundary has gone; None: it serves them. Not
-        known when it went: since the boundary."""
-        with self._changed:
-            if self._link is not None and self._link.welcome.started_ns == row.worker_started_ns:
-                return None
-            return self._ended.get(row.worker_started_ns, row.frozen_ns)
 
     def _commit(
         self, row: BoundaryRow, snapshot: SnapshotRow, recorded: Recorded, book: RecordBook, started_ns: int
