@@ -166,14 +166,16 @@ def measure(cog: Client, base: Path, count: int, rounds: int) -> dict[str, float
         change(root, files, turn)
         figures.note("rewind, dry run", lambda last=last: thread.rewind(last.id, files=True, dry_run=True))  # type: ignore[misc]
         figures.note("rewind", lambda last=last: thread.rewind(last.id, files=True))  # type: ignore[misc]
-    _large_changes(figures, root, workspace, thread, min(rounds, 5))
+    _large_changes(figures, root, base / "synced", workspace, thread, min(rounds, 5))
     workspace.unmount()
     for place in (root, bare):
         shutil.rmtree(place)
     return figures.medians()
 
 
-def _large_changes(figures: _Figures, root: Path, workspace: Workspace, thread: Thread, rounds: int) -> None:
+def _large_changes(
+    figures: _Figures, root: Path, synced: Path, workspace: Workspace, thread: Thread, rounds: int
+) -> None:
     for turn in range(rounds):
         new = root / f"new-{turn}"
         new.mkdir()
@@ -182,11 +184,15 @@ def _large_changes(figures: _Figures, root: Path, workspace: Workspace, thread: 
         figures.note(f"after {_NEW_FILES} new files", lambda: thread.user_message("new files"))
         _sealed(workspace)
     piece = os.urandom(1 << 20)
-    for _ in range(min(rounds, 3)):
+    for turn in range(2 * min(rounds, 3)):
         with open(root / "large", "wb") as file:
             for _ in range(_GIB // len(piece)):
                 file.write(piece)
-        figures.note("after 1 GiB in one file", lambda: thread.user_message("large"))
+        # In turn, as the first of the two finds the disk busy with that GiB.
+        if turn % 2:
+            figures.note("fdatasync after 1 GiB", lambda: _sync_small(synced))
+        else:
+            figures.note("after 1 GiB in one file", lambda: thread.user_message("large"))
         _sealed(workspace)
 
 
