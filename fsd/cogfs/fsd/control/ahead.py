@@ -16,6 +16,7 @@ from contextlib import suppress
 import structlog
 
 from cogfs.fsd.channel import ListQuiet, Quiet
+from cogfs.fsd.control.background import lower_priority
 from cogfs.fsd.control.beneath import Beneath, beneath, split
 from cogfs.fsd.control.capture import Captured, Vanished, capture_file
 from cogfs.fsd.control.errors import CogfsError
@@ -160,8 +161,7 @@ class AheadThread:
         self._thread.join()
 
     def _run(self) -> None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        lower_priority(_LOWEST_PRIORITY)
         while not self._stop.wait(_PAUSE):
             for workspace_id, ahead, link, rules in self._all():
                 if not link.alive or self._stop.is_set() or _is_loaded():

@@ -34,6 +34,9 @@ _log = structlog.get_logger(__name__)
 
 #: Seconds that calls under way have when the daemon stops.
 _CALLS_PATIENCE = 20.0
+#: Seconds for which a thread may keep Python's lock while others want it. A call in a mount may wait for one of them,
+#: behind those that capture files.
+_SWITCH_INTERVAL = 0.0005
 #: Some four calls for each level of directories that is planned.
 _CALLS_NESTED = 100_000
 
@@ -57,6 +60,7 @@ def run(
     AlreadyRunning; CogfsError or StoreError when it cannot begin.
     """
     _raise_limits()
+    sys.setswitchinterval(_SWITCH_INTERVAL)
     places.make()
     # Unlike an event's lock, a simple queue may be entered by a handler that interrupts its own thread in it.
     ended: SimpleQueue[int] = SimpleQueue()

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from cogfs.fsd.control.ahead import AheadThread
+from cogfs.fsd.control.background import lower_priority
 from cogfs.fsd.control.completion import Completion
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Link
@@ -22,7 +23,9 @@ class Engine:
     def __init__(self, store: Store, places: Places) -> None:
         self.store = store
         self._places = places
-        self._pool = ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 2)), thread_name_prefix="ingest")
+        self._pool = ThreadPoolExecutor(
+            max(2, min(8, os.cpu_count() or 2)), thread_name_prefix="ingest", initializer=lower_priority
+        )
         #: For what a call in a mount waits for, so that it never waits for the others.
         self._urgent = ThreadPoolExecutor(4, thread_name_prefix="urgent")
         self._ahead = AheadThread(store)

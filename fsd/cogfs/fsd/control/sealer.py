@@ -26,6 +26,7 @@ from cogfs.fsd.channel import Broken, Locate, Preserve, Reconcile, Sealed, Wante
 from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.asof import AsOf, Stopped
+from cogfs.fsd.control.background import lower_priority
 from cogfs.fsd.control.beneath import beneath, join, split
 from cogfs.fsd.control.capture import Vanished, capture_file, read_xattrs
 from cogfs.fsd.control.errors import CogfsError
@@ -366,6 +367,7 @@ class Sealer:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        lower_priority()
         while True:
             try:
                 row = self._next()
