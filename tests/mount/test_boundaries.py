@@ -28,11 +28,13 @@ from tests.support.boundary import Capturer, records, was_of
 from tests.support.worker_client import Call, MountedWorker, WorkerClient
 
 HASH = b"h" * 32
+#: All content of files is captured by the control process. What the log takes of it has its own tests.
+CAPTURED = ("--content-at-once", "-1")
 
 
 @pytest.fixture
 def worker(start: Start) -> MountedWorker:
-    return start("--exclude-name", ".git", undo_log=True)
+    return start("--exclude-name", ".git", *CAPTURED, undo_log=True)
 
 
 def fill(directory: Path) -> None:
@@ -202,7 +204,7 @@ def test_what_was_changed_since_is_preserved_once(worker: MountedWorker, client:
     fill(top / "d")
     client.checkpoint()
     client.boundary(unlisted=True)
-    with Capturer(client) as capturer:
+    with Capturer(client, worker.undo_log) as capturer:
         for entry in ("f", "g", "h", "l", "p", "e", "full", "new"):
             path = top / "d" / entry
             if entry == "new":
@@ -264,7 +266,7 @@ def test_two_boundaries(worker: MountedWorker, client: WorkerClient) -> None:
     inodes = {name: (top / name).stat().st_ino for name in ("both", "second", "neither")}
     client.checkpoint()
     first = client.boundary(unlisted=True).generation
-    with Capturer(client) as capturer:
+    with Capturer(client, worker.undo_log) as capturer:
         (top / "both").write_text("between")
         with capturer.lock:
             second = client.boundary().generation
@@ -276,8 +278,8 @@ def test_two_boundaries(worker: MountedWorker, client: WorkerClient) -> None:
             was = log.inode(inodes[name], boundary)
             return None if was is None else capturer.contents[was.hash]
 
-        assert [record.boundary for record in log._inodes[inodes["both"]]] == [first, second]
-        assert [record.boundary for record in log._inodes[inodes["second"]]] == [second]
+        assert [record.boundary for _, record in log._inodes[inodes["both"]]] == [first, second]
+        assert [record.boundary for _, record in log._inodes[inodes["second"]]] == [second]
         assert (content("both", first), content("both", second)) == (b"at first", b"between")
         assert (content("second", first), content("second", second)) == (b"at first", b"at first")
         assert content("neither", first) is None
@@ -492,7 +494,7 @@ def test_what_cannot_become_a_boundary(start: Start) -> None:
         committed = channel.Committed(frozen.generation, True)
         assert client.expect(committed, channel.Failed).errno == errno.EINVAL
         client.resume()
-    worker = start(undo_log=True)
+    worker = start(*CAPTURED, undo_log=True)
     with worker.connect() as client:
         frozen = client.freeze()
         committed = channel.Committed(frozen.generation, True)
@@ -686,7 +688,7 @@ def test_a_tree_is_removed(worker: MountedWorker, client: WorkerClient) -> None:
         for name in range(30):
             (top / directory / str(name)).write_text(f"{directory} {name}")
     client.boundary()
-    with Capturer(client) as capturer:
+    with Capturer(client, worker.undo_log) as capturer:
         shutil.rmtree(top / "a")
         assert len(capturer.asked) == 90
         assert sorted(capturer.contents.values())[0] == b"a 0"
@@ -802,7 +804,7 @@ def test_out_of_an_excluded_place_makes_it_unlisted(worker: MountedWorker, clien
 @pytest.fixture
 def small(start: Start) -> Iterator[MountedWorker]:
     """A worker whose undo log is on a filesystem of one page or so."""
-    worker = start(undo_log=True)
+    worker = start(*CAPTURED, undo_log=True)
     directory = worker.undo_log.parent
     assert worker.unmount() == 0
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", directory], check=True)
@@ -905,7 +907,7 @@ def test_a_killed_worker_leaves_its_log(worker: MountedWorker) -> None:
 
 
 def test_the_worker_ends_while_calls_wait(start: Start) -> None:
-    worker = start(faulty=True, undo_log=True)
+    worker = start(*CAPTURED, faulty=True, undo_log=True)
     (worker.mountpoint / "f").write_text("x")
     with worker.connect() as client:
         client.boundary()
@@ -947,7 +949,7 @@ def test_a_log_that_cannot_be_opened(worker: MountedWorker) -> None:
     "arguments", [("--boundary", "1"), ("--generation", "0"), ("--generation", "3", "--boundary", "3")]
 )
 def test_impossible_numbers(start: Start, arguments: tuple[str, ...]) -> None:
-    worker = start(faulty=True, undo_log=True)
+    worker = start(*CAPTURED, faulty=True, undo_log=True)
     assert worker.unmount() == 0
     worker.arguments += arguments
     process, ready = worker.spawn()
@@ -1055,7 +1057,7 @@ for _ in range(300):
         else: os.chmod(path, 0o600)
     except FileNotFoundError: pass
 """
-    with Capturer(client) as capturer:
+    with Capturer(client, worker.undo_log) as capturer:
         storms = [subprocess.Popen([sys.executable, "-c", code, top, str(seed)]) for seed in range(3)]
         assert [storm.wait(60) for storm in storms] == [0, 0, 0]
         log = UndoLog(os.fsencode(worker.undo_log))

@@ -25,7 +25,10 @@ two_places = st.tuples(place, place)
 
 #: A name of a call, and where it is made.
 operation = st.one_of(
-    st.tuples(st.sampled_from(["create", "cut", "append", "truncate", "mkdir", "symlink", "fifo"]), two_places),
+    st.tuples(
+        st.sampled_from(["create", "cut", "append", "truncate", "fill", "write", "write", "mkdir", "symlink", "fifo"]),
+        two_places,
+    ),
     st.tuples(st.sampled_from(["unlink", "rmdir", "rename", "exchange", "link", "remove tree"]), two_places),
     st.tuples(
         st.sampled_from(["chmod", "chown", "setxattr", "removexattr", "utime", "hold", "held", "let go"]), two_places
@@ -56,6 +59,9 @@ class Program:
             "cut": lambda: self._write(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK, text),
             "append": lambda: self._write(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK, text),
             "truncate": lambda: os.truncate(path, 3),
+            # Several blocks, and a few bytes in one of them.
+            "fill": lambda: self._write(path, os.O_CREAT | os.O_WRONLY | os.O_NONBLOCK, text * 2000),
+            "write": lambda: self._write(path, os.O_WRONLY | os.O_NONBLOCK, text, self._count * 7001 % 30_000),
             "mkdir": path.mkdir,
             "symlink": lambda: path.symlink_to(other),
             "fifo": lambda: os.mkfifo(path),
@@ -79,9 +85,11 @@ class Program:
         }
         calls[name]()
 
-    def _write(self, path: Path, flags: int, text: bytes) -> None:
+    def _write(self, path: Path, flags: int, text: bytes, offset: int = 0) -> None:
         fd = os.open(path, flags | os.O_NOFOLLOW, 0o644)
         try:
+            if offset:
+                os.lseek(fd, offset, os.SEEK_SET)
             os.write(fd, text)
         finally:
             os.close(fd)
@@ -119,9 +127,10 @@ def check(past: Past, then: State, frozen: channel.Frozen, unlisted: bool) -> No
             assert past.inode(file.inode) == then.inodes[file.inode]
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[MountedWorker]:
-    worker = MountedWorker(undo_log=True)
+@pytest.fixture(scope="module", params=[-1, 8192, 1 << 20])
+def shared(request: pytest.FixtureRequest) -> Iterator[MountedWorker]:
+    """With all content captured by the control process, what is more than two blocks, and none."""
+    worker = MountedWorker("--content-at-once", str(request.param), undo_log=True)
     try:
         yield worker
         assert worker.errors() == []
@@ -146,7 +155,7 @@ def test_boundaries_are_told_from_what_is_there(
         client.reconnected([])
         clear(worker.mountpoint)
         boundaries: list[tuple[channel.Frozen, bool, State]] = []
-        with Capturer(client) as capturer:
+        with Capturer(client, worker.undo_log) as capturer:
             program.run([("mkdir", ("a", "a")), ("mkdir", ("b", "b")), ("mkdir", ("a/c", "f")), *start])
             with capturer.lock:
                 client.checkpoint()
@@ -156,6 +165,7 @@ def test_boundaries_are_told_from_what_is_there(
                     frozen = client.expect(channel.Freeze(unlisted), channel.Frozen)
                     then = state_of(worker.root)
                     client.expect(channel.Committed(frozen.generation, True), channel.Done)
+                    capturer.latest = frozen.generation
                     client.resume()
                 boundaries.append((frozen, unlisted, then))
                 program.run(after)

@@ -6,12 +6,15 @@ import os
 import select
 import stat
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+import msgspec
+
 from cogfs.fsd import channel
-from cogfs.fsd.undolog import EntryWas, InodeWas, Status, UndoLog, Was
+from cogfs.fsd.undolog import Content, EntryWas, InodeWas, Status, UndoLog, Was
 from tests.support.worker_client import WorkerClient
 
 #: A directory's inode and a name in it.
@@ -24,7 +27,7 @@ def records(path: Path) -> tuple[list[EntryWas], list[InodeWas]]:
     log.refresh()
     names = [names for had in log._entries.values() for _, names in had]
     entries = [record for one in names for found in one.values() for record in found]
-    inodes = [record for found in log._inodes.values() for record in found]
+    inodes = [record for found in log._inodes.values() for _, record in found]
     log.close()
     return entries, inodes
 
@@ -43,10 +46,25 @@ def was_of(path: Path, content_hash: bytes = b"") -> Was:
     return Was(Status.of(status), xattrs_of(path), target, content_hash)
 
 
-class Capturer:
-    """Answers every ``Wanted`` with what the file is in the backing directory, in a thread."""
+def content_of(content: Content, now: Callable[[], bytes], contents: dict[bytes, bytes]) -> bytes:
+    """What a file was of which the log has part; ``now`` reads the file, ``contents`` what stands for a hash."""
+    size = content.was.status.size
+    if content.base is None and not content.complete:
+        rest = now()
+        content.update()
+    else:
+        rest = b"" if content.base is None or content.complete else contents[content.base.hash]
+    assert content.has(len(rest), size)
+    return content.over(0, rest[:size].ljust(size, b"\0"))
 
-    def __init__(self, client: WorkerClient) -> None:
+
+class Capturer:
+    """Answers every ``Wanted`` with what the file was at the latest boundary, in a thread."""
+
+    def __init__(self, client: WorkerClient, undo_log: Path) -> None:
+        self._undo_log = undo_log
+        #: Generation of the latest boundary.
+        self.latest = 0
         #: Held by whoever uses the client.
         self.lock = threading.Lock()
         #: Contents by what stands for their hash.
@@ -74,12 +92,26 @@ class Capturer:
                 status = os.fstat(fd)
                 if status.st_ino == wanted.inode:
                     number = b"%d" % len(self.contents)
-                    self.contents[number] = os.pread(fd, status.st_size, 0)
                     was = Was(Status.of(status), xattrs_of(fd), b"", number)
+                    data = os.pread(fd, status.st_size, 0)
+                    self.contents[number] = data
+                    if wanted.logged:
+                        was = self._as_it_was(was, data)
                     break
             finally:
                 os.close(fd)
         self._client.expect(channel.Preserve(wanted.ticket, was), channel.Done)
+
+    def _as_it_was(self, now: Was, data: bytes) -> Was:
+        log = UndoLog(os.fsencode(self._undo_log))
+        log.refresh()
+        was = log.inode(now.status.inode, self.latest)
+        if was is not None and was.logged:
+            content = log.content(now.status.inode, self.latest)
+            self.contents[now.hash] = content_of(content, lambda: data, self.contents)
+            now = msgspec.structs.replace(was, hash=now.hash, logged=False)
+        log.close()
+        return now
 
     def __enter__(self) -> Capturer:
         self._thread.start()
@@ -158,7 +190,12 @@ class Past:
         was = self._log.inode(inode, self._boundary)
         if was is None:
             return self._now.inodes[inode]
-        content = self._contents[was.hash] if stat.S_ISREG(was.status.mode) else was.target
+        content = was.target
+        if was.logged:
+            logged = self._log.content(inode, self._boundary)
+            content = content_of(logged, lambda: self._now.inodes[inode].content, self._contents)
+        elif stat.S_ISREG(was.status.mode):
+            content = self._contents[was.hash]
         return Inode(was.status.mode, (was.status.uid, was.status.gid), was.xattrs, content)
 
     def whole(self) -> State:

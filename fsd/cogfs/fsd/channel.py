@@ -7,9 +7,9 @@ u32 length and that many bytes of msgpack.
 
 **Boundaries.** A generation that is ``Committed`` as a boundary belongs to a snapshot whose files are still to be read.
 Until it is ``Sealed``, the worker lets nothing of it be changed before it has written down what it was in the undo log
-(``undolog``), and for the content of a regular file it asks the control process, which captures that and answers with
-``Preserve``. What is not of the boundary (it was not in what the generation handed over, unless that was ``unlisted``)
-is not preserved.
+(``undolog``). For content of a regular file that is too much for the log, or not in memory, it asks the control
+process, which captures the file and answers with ``Preserve``. What is not of the boundary (it was not in what the
+generation handed over, unless that was ``unlisted``) is not preserved.
 
 When a connection ends, the worker lets parked calls go on, keeps a guard, keeps its boundaries, and treats what was
 handed over and neither committed nor taken back as a boundary: the next control process says by ``Reconcile`` what it
@@ -29,7 +29,7 @@ import msgspec
 from cogfs.fsd.undolog import Was
 
 #: Raised by one whenever a message changes; a control process adopts only workers of its own version.
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 #: No frame is larger. One freeze of a million dirty nodes fits.
 MAX_FRAME = 1 << 30
@@ -164,12 +164,14 @@ class Committed(Message, frozen=True):
     """What generation ``generation`` handed over is durable. Answer: ``Done``.
 
     With ``boundary`` it is protected until it is ``Sealed``, and may only be the one handed over last; else it and all
-    before are forgotten. ``unlisted``: as with ``Freeze``, when that was found out later.
+    before are forgotten. ``unlisted``: as with ``Freeze``, when that was found out later. Of files of more than
+    ``limit`` bytes the content does not matter; -1: of any it does.
     """
 
     generation: int
     boundary: bool = False
     unlisted: bool = False
+    limit: int = -1
 
 
 class Sealed(Message, frozen=True):
@@ -202,6 +204,8 @@ class Wanted(Message, frozen=True):
     inode: int
     #: Paths by which the worker knows it, relative to the root; empty when it has no name any more.
     paths: list[bytes]
+    #: Part of the file may have been changed since the boundary, and be in the undo log.
+    logged: bool
 
 
 class Preserve(Message, frozen=True):

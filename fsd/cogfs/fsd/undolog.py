@@ -5,6 +5,10 @@ time after the latest boundary, and the control process reads that instead of wh
 boundary ``b`` holds for ``b`` and for every earlier boundary that has no record of its own of the same thing.
 What stands after ``DirectoryMade`` is of the new directory, and of none that had its inode number before.
 
+The content of a regular file stands in the log as a whole (``Was.hash`` names it in the store), or in parts: its
+``InodeWas`` says so (``logged``), and before a part of the file is overwritten for the first time, that is written down
+as ``ContentWas``. What no such record has is still in the file itself, or in the whole that a later record names.
+
 One process appends. Each record is written by one system call before the change is made, so a reader that looks at a
 file first and at the log afterwards knows whether what it saw was of the boundary. Records survive the end of any
 process, not the loss of power. A record that was cut off at the end of the file says nothing.
@@ -12,12 +16,17 @@ process, not the loss of power. A record that was cut off at the end of the file
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
+from bisect import bisect_right, insort
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
+
+from cogfs.fsd.spans import Spans
 
 _LENGTH = struct.Struct(">I")
 #: No record is larger: extended attributes of 64 KiB and a name fit many times.
@@ -78,8 +87,11 @@ class Was(msgspec.Struct, array_like=True, frozen=True):
     target: bytes = b""
     #: Object in the store with the content of a regular file; empty for anything else, and when it was not kept.
     hash: bytes = b""
-    #: Why the content of a regular file was not kept, as a snapshot tells it.
+    #: Why the content of a regular file was not kept, as a snapshot tells it, or ``LOST``.
     reason: str = ""
+    #: The content of a regular file is in ``ContentWas`` records and, for the rest, in the file or in what a later
+    #: record says of it.
+    logged: bool = False
 
 
 class InodeWas(msgspec.Struct, array_like=True, frozen=True, tag=2):
@@ -97,7 +109,22 @@ class DirectoryMade(msgspec.Struct, array_like=True, frozen=True, tag=3):
     inode: int
 
 
-Record = EntryWas | InodeWas | DirectoryMade
+class ContentWas(msgspec.Struct, array_like=True, frozen=True, tag=4):
+    """Part of a regular file, whose ``InodeWas`` stands before it."""
+
+    boundary: int
+    inode: int
+    offset: int
+    #: The last field: a reader remembers where it is, and not what.
+    data: bytes
+
+
+Record = EntryWas | InodeWas | DirectoryMade | ContentWas
+
+#: ``Was.reason`` of a file that is larger than any that a snapshot keeps.
+TOO_LARGE = "too-large"
+#: ``Was.reason`` of a file that was changed though what it was could not be kept: no snapshot can be made of it.
+LOST = "lost"
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -142,6 +169,11 @@ class UndoLogWriter:
             raise
         self._size += len(data)
 
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self._size
+
     def clear(self) -> None:
         """No boundary needs it any more."""
         if self._size:
@@ -151,6 +183,85 @@ class UndoLogWriter:
     def close(self) -> None:
         """Give the descriptor back; the log stays."""
         os.close(self._fd)
+
+
+class _Piece(NamedTuple):
+    """Where a ``ContentWas`` is in the log."""
+
+    #: Of the record.
+    number: int
+    boundary: int
+    offset: int
+    length: int
+    position: int
+
+
+class Content:
+    """What a file held at a boundary, as far as the log has it. Whoever reads the file itself looks at a part of it
+    first, updates this afterwards, and lays the log over what was read."""
+
+    def __init__(self, log: UndoLog, inode: int, boundary: int) -> None:
+        self._log = log
+        self._inode = inode
+        self._boundary = boundary
+        self._taken = 0
+        self._spans = Spans()
+        #: Ascending by offset, none over another: offset, length, position in the log.
+        self._parts: list[tuple[int, int, int]] = []
+        #: What holds the rest: what the whole of the file was later; None: the file itself.
+        self.base: Was | None = None
+        was = log.inode(inode, boundary)
+        assert was is not None and was.logged
+        #: All but the content.
+        self.was = was
+        self.update()
+
+    def update(self) -> None:
+        """Take in what was logged since. OSError, ValueError."""
+        self._log.refresh()
+        whole = self._log.whole(self._inode, self._boundary)
+        until = None
+        if whole is not None:
+            until, self.base = whole
+        pieces = self._log.pieces(self._inode)
+        while self._taken < len(pieces):
+            piece = pieces[self._taken]
+            # What stands after the whole tells of later changes.
+            if until is not None and piece.number > until:
+                return
+            self._taken += 1
+            if piece.boundary < self._boundary:
+                continue
+            # What was written first is what it was.
+            end = min(piece.offset + piece.length, self.was.status.size)
+            for start, stop in self._spans.missing(piece.offset, end):
+                insort(self._parts, (start, stop - start, piece.position + start - piece.offset))
+            self._spans.add(piece.offset, end)
+
+    def has(self, start: int, end: int) -> bool:
+        """Whether the log has all of the file between two offsets."""
+        return not self._spans.missing(start, end)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the log has all of it."""
+        return self.has(0, self.was.status.size)
+
+    def over(self, offset: int, data: bytes) -> bytes:
+        """``data``, which was read at ``offset``, with what the log has of that laid over it."""
+        end = offset + len(data)
+        index = max(0, bisect_right(self._parts, (offset,)) - 1)
+        changed: bytearray | None = None
+        while index < len(self._parts):
+            start, length, position = self._parts[index]
+            if start >= end:
+                break
+            index += 1
+            first, last = max(start, offset), min(start + length, end)
+            if first < last:
+                changed = bytearray(data) if changed is None else changed
+                changed[first - offset : last - offset] = self._log.read(position + first - start, last - first)
+        return data if changed is None else bytes(changed)
 
 
 class UndoLog:
@@ -164,7 +275,10 @@ class UndoLog:
         #: By the number of a directory, for each that had it in turn: the boundary after which it was made (-1 for the
         #: first, of which that is not known), and its names.
         self._entries: dict[int, list[tuple[int, dict[bytes, list[EntryWas]]]]] = {}
-        self._inodes: dict[int, list[InodeWas]] = {}
+        #: By inode, with the number of the record.
+        self._inodes: dict[int, list[tuple[int, InodeWas]]] = {}
+        self._pieces: dict[int, list[_Piece]] = {}
+        self._count = 0
 
     def refresh(self) -> None:
         """Take in what was appended. OSError; ValueError when the log is damaged."""
@@ -179,6 +293,7 @@ class UndoLog:
 
     def _take(self, data: bytes) -> None:
         data = self._rest + data
+        begin = self._offset - len(data)
         start = 0
         while len(data) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data, start)
@@ -187,18 +302,23 @@ class UndoLog:
             end = start + _LENGTH.size + length
             if len(data) < end:
                 break
-            self._add(_decode(data[start + _LENGTH.size : end]))
+            self._add(_decode(data[start + _LENGTH.size : end]), begin + end)
             start = end
         self._rest = data[start:]
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: Record, end: int) -> None:
+        self._count += 1
         if isinstance(record, EntryWas):
             names = self._entries.setdefault(record.directory, [(-1, {})])[-1][1]
             names.setdefault(record.name, []).append(record)
         elif isinstance(record, DirectoryMade):
             self._entries.setdefault(record.inode, [(-1, {})]).append((record.boundary, {}))
+        elif isinstance(record, ContentWas):
+            length = len(record.data)
+            piece = _Piece(self._count, record.boundary, record.offset, length, end - length)
+            self._pieces.setdefault(record.inode, []).append(piece)
         else:
-            self._inodes.setdefault(record.was.status.inode, []).append(record)
+            self._inodes.setdefault(record.was.status.inode, []).append((self._count, record))
 
     def entry(self, directory: int, name: bytes, boundary: int) -> EntryWas | None:
         """What ``name`` in ``directory`` was at ``boundary``; None: what it is."""
@@ -224,10 +344,33 @@ class UndoLog:
 
     def inode(self, inode: int, boundary: int) -> Was | None:
         """What an inode was at ``boundary``; None: what it is."""
-        for record in self._inodes.get(inode, ()):
+        for _, record in self._inodes.get(inode, ()):
             if record.boundary >= boundary:
                 return record.was
         return None
+
+    def content(self, inode: int, boundary: int) -> Content:
+        """What the content of a file was of which ``inode`` tells that it is logged."""
+        return Content(self, inode, boundary)
+
+    def whole(self, inode: int, boundary: int) -> tuple[int, Was] | None:
+        """The first record, with its number, that tells of the content of a file as a whole, at ``boundary`` or after
+        that."""
+        for number, record in self._inodes.get(inode, ()):
+            if record.boundary >= boundary and not record.was.logged:
+                return number, record.was
+        return None
+
+    def pieces(self, inode: int) -> list[_Piece]:
+        """Of a file, in the order in which they were written."""
+        return self._pieces.get(inode, [])
+
+    def read(self, position: int, length: int) -> bytes:
+        """Bytes of the log itself. OSError."""
+        data = os.pread(self._fd, length, position)
+        if len(data) < length:
+            raise OSError(errno.EIO, "the undo log is shorter than it was")
+        return data
 
     def close(self) -> None:
         """Give the descriptor back."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -123,7 +124,12 @@ class Store:
         Returns the hash of its BLOB, or of its CHUNKS when it has more than ``CHUNK_THRESHOLD`` bytes, and how many
         bytes were read. ``size_hint`` only makes it fast. OSError when the file cannot be read.
         """
-        source = _Source(fd)
+        return self.put_content(partial(os.pread, fd), size_hint)
+
+    def put_content(self, read: Callable[[int, int], bytes], size_hint: int) -> tuple[Hash, int]:
+        """The same for what ``read`` gives: up to so many bytes at an offset, none at the end. It is asked for one part
+        after another, from the beginning, by the thread that calls."""
+        source = _Source(read)
         head = source.read_up_to(chunking.CHUNK_THRESHOLD + 1, size_hint)
         if len(head) <= chunking.CHUNK_THRESHOLD:
             return self.put_blob(head), len(head)
@@ -326,10 +332,10 @@ class Store:
 
 
 class _Source:
-    """Reads a file from its beginning by offset, without moving that of its descriptor."""
+    """Reads a file from its beginning."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, read: Callable[[int, int], bytes]) -> None:
+        self._read = read
         self._offset = 0
         self._head = b""
 
@@ -338,7 +344,7 @@ class _Source:
         wanted = min(limit, max(hint, 0) + 1)
         parts = []
         got = 0
-        while got < limit and (data := os.pread(self._fd, wanted, self._offset)):
+        while got < limit and (data := self._read(wanted, self._offset)):
             parts.append(data)
             got += len(data)
             self._offset += len(data)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from cogfs.fsd.control.beneath import Beneath
 from cogfs.fsd.control.capture import UNREADABLE
 from cogfs.fsd.control.errors import CogfsError, show
-from cogfs.fsd.undolog import EntryWas, UndoLog, Was
+from cogfs.fsd.undolog import Content, EntryWas, UndoLog, Was
 from cogfs.v1.reasons import Reason
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -83,6 +83,11 @@ class AsOf:
     def inode(self, inode: int) -> Was | None:
         """What the log has of an inode, as of the last ``refresh``."""
         return None if self._log is None else self._log.inode(inode, self._boundary)
+
+    def content(self, inode: int) -> Content:
+        """What the content of a file was of which ``inode`` tells that it is logged."""
+        assert self._log is not None
+        return self._log.content(inode, self._boundary)
 
     def open(self, inode: int, hint: bytes) -> int:
         """A descriptor of directory ``inode``, which was at ``hint``; -1 when it is nowhere any more. OSError, one of

@@ -64,6 +64,22 @@ def open_for_reading(name: bytes, dir_fd: int) -> int:
         return os.open(name, _OPEN, dir_fd=dir_fd)
 
 
+def open_inode(dir_fd: int, name: bytes, inode: int) -> int:
+    """A descriptor of a file that has not been moved; -1 when it has been. OSError when it cannot be read."""
+    if dir_fd < 0:
+        return -1
+    try:
+        fd = open_for_reading(name, dir_fd)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            return -1
+        raise
+    if os.fstat(fd).st_ino == inode:
+        return fd
+    os.close(fd)
+    return -1
+
+
 def same_content(before: os.stat_result, after: os.stat_result) -> bool:
     """Whether a file that had these two stats was not written between them."""
     return (
@@ -74,12 +90,14 @@ def same_content(before: os.stat_result, after: os.stat_result) -> bool:
     )
 
 
-def capture_file(store: Store, name: bytes, dir_fd: int, *, moving: bool = False) -> Captured | OpaqueReason:
+def capture_file(
+    store: Store, name: bytes, dir_fd: int, *, moving: bool = False, attempts: int = ATTEMPTS
+) -> Captured | OpaqueReason:
     """The content of a regular file, a whole version of it, or why there is none. Vanished when it went away.
 
     ``moving``: it may be written at this very moment, so that a change right before it is read is waited out.
     """
-    for _ in range(ATTEMPTS):
+    for _ in range(attempts):
         try:
             fd = open_for_reading(name, dir_fd)
         except FileNotFoundError as error:

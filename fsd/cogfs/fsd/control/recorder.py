@@ -21,6 +21,7 @@ import msgspec
 
 from cogfs.fsd.channel import DirtyDirectory, DirtyFile
 from cogfs.fsd.control.asof import AsOf
+from cogfs.fsd.control.before import Lost, put_content
 from cogfs.fsd.control.beneath import join, split
 from cogfs.fsd.control.capture import (
     ATTEMPTS,
@@ -29,12 +30,13 @@ from cogfs.fsd.control.capture import (
     Xattrs,
     capture_file,
     is_recorded_xattr,
+    open_inode,
     read_xattrs,
 )
 from cogfs.fsd.control.recordbook import RecordBook, is_reported
 from cogfs.fsd.control.rules import Rules, is_temporary
 from cogfs.fsd.control.worklist import Work, Worklist
-from cogfs.fsd.undolog import EntryWas, Status, Was
+from cogfs.fsd.undolog import LOST, EntryWas, Status, Was
 from cogfs.store.schema import NO_HASH, DirectoryRow, Hash, Kind, OpaqueReason, Skipped, StatRow, Sums, TreeEntry
 from cogfs.store.store import Store
 
@@ -207,6 +209,8 @@ class Recorder:
         self._failed: list[Skipped] = []
         self._removed: set[int] = set()
         self._arrived: set[int] = set()
+        #: Content of files that the log has in part, by inode.
+        self._before: dict[int, Hash | OpaqueReason] = {}
         #: Hard-linked files that were recorded, by inode.
         self._linked: dict[int, StatRow] = {}
         #: What the worker saw, which is believed where ``_tracked`` says so: in an update, but not in what it scans.
@@ -848,7 +852,7 @@ class Recorder:
                 if not any(one.path == join(frame.path, name) for one in self._failed):
                     why = "it was removed past the mount" if row is None else "it was replaced past the mount"
                     self._fail(frame, name, why)
-            elif row is not None and row.ctime_ns > self._asof.frozen_ns and _is_read(row):
+            elif row is not None and ((row.ctime_ns > self._asof.frozen_ns and _is_read(row)) or _is_changing(row)):
                 self._fail(frame, name, "it was changed past the mount")
 
     def _row_of(self, frame: _Frame, name: bytes, was: Was) -> StatRow:
@@ -866,12 +870,31 @@ class Recorder:
             return _opaque(name, status, OpaqueReason.TOO_LARGE)
         if self._rules.refuses(status.nlink):
             return _opaque(name, status, OpaqueReason.HARD_LINK, self._group(status))
-        if was.hash == NO_HASH:
-            return _opaque(name, status, OpaqueReason(was.reason or OpaqueReason.UNREADABLE))
-        if not self._store.has(was.hash):
+        content = self._logged_content(frame, name, status.inode) if was.logged else was.hash
+        if content == NO_HASH:
+            if was.reason == LOST:
+                self._fail(frame, name, "it was changed and could not be kept")
+            reason = OpaqueReason.UNREADABLE if was.reason in ("", LOST) else OpaqueReason(was.reason)
+            return _opaque(name, status, reason)
+        if isinstance(content, OpaqueReason):
+            return _opaque(name, status, content)
+        if not self._store.has(content):
             self._fail(frame, name, "what was captured of it is lost")
         group = self._group(status)
-        return self._file_row(name, was.hash, status, _kept(was.xattrs), group)
+        return self._file_row(name, content, status, _kept(was.xattrs), group)
+
+    def _logged_content(self, frame: _Frame, name: bytes, inode: int) -> Hash | OpaqueReason:
+        """What a file was of which the log has part, or all."""
+        known = self._before.get(inode)
+        if known is None:
+            self._hashed += 1
+            try:
+                known = put_content(self._store, self._asof.content(inode), lambda: open_inode(frame.fd, name, inode))
+            except Lost as error:
+                self._fail(frame, name, str(error))
+                known = OpaqueReason.UNREADABLE
+            self._before[inode] = known
+        return known
 
     def _fail(self, frame: _Frame, name: bytes, why: str) -> None:
         self._failed.append(Skipped(join(frame.path, name), why))
@@ -891,7 +914,9 @@ class Recorder:
         found: list[tuple[bytes, StatRow | None]] = []
         for name, status in names:
             try:
-                content = capture_file(self._store, name, fd, moving=self._moving)
+                # As of a boundary, what changes while it is read is in the log.
+                attempts = ATTEMPTS if self._asof.present else 1
+                content = capture_file(self._store, name, fd, moving=self._moving, attempts=attempts)
             except Vanished:
                 found.append((name, None))
                 continue
@@ -913,6 +938,10 @@ def _is_linkable(row: StatRow) -> bool:
 def _is_read(row: StatRow) -> bool:
     """Whether the row tells what was in a file or link."""
     return row.entry.kind in (Kind.FILE, Kind.SYMLINK)
+
+
+def _is_changing(row: StatRow) -> bool:
+    return row.entry.kind is Kind.OPAQUE and row.entry.target == OpaqueReason.CHANGING.encode()
 
 
 def _kept(xattrs: Xattrs) -> Xattrs:

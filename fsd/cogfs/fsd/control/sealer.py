@@ -27,8 +27,9 @@ from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.asof import AsOf, Stopped
 from cogfs.fsd.control.background import lower_priority
+from cogfs.fsd.control.before import put_content
 from cogfs.fsd.control.beneath import beneath, join, split
-from cogfs.fsd.control.capture import Vanished, capture_file, read_xattrs
+from cogfs.fsd.control.capture import Vanished, capture_file, open_inode, read_xattrs
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.ports import Link
@@ -37,7 +38,7 @@ from cogfs.fsd.control.recorder import Recorded, Recorder
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.syscalls import syncfs
 from cogfs.fsd.control.whereabouts import Whereabouts
-from cogfs.fsd.undolog import Status, UndoLog, Was
+from cogfs.fsd.undolog import Content, Status, UndoLog, Was
 from cogfs.store import retention
 from cogfs.store.errors import NotFound, StoreError
 from cogfs.store.rows import Writer
@@ -309,6 +310,10 @@ class Sealer:
         whereabouts = Whereabouts(link.root_fd, link, held=True)
         paths: list[bytes] = list(wanted.paths)
         limit, refuse = self._limits()
+        if wanted.logged:
+            with self._logged(wanted.inode) as logged:
+                if logged is not None:
+                    return self._put_logged(link, wanted, logged)
         for _ in range(_ATTEMPTS):
             for path in paths:
                 parent, name = split(path)
@@ -336,6 +341,37 @@ class Sealer:
             now = whereabouts(wanted.inode)
             paths = self._recorded_names(wanted.inode) if now is None else [now]
         return None
+
+    @contextmanager
+    def _logged(self, inode: int) -> Iterator[Content | None]:
+        """What the log has of a file at the latest boundary, when it has part of it."""
+        with self._store.read() as reader:
+            latest = max(reader.generations(self._workspace_id), default=0)
+        log = UndoLog(self._undo_log)
+        try:
+            log.refresh()
+            was = log.inode(inode, latest)
+            yield log.content(inode, latest) if was is not None and was.logged else None
+        finally:
+            log.close()
+
+    def _put_logged(self, link: Link, wanted: Wanted, content: Content) -> Was:
+        """What a file was of which the log has part, and which nobody changes until the worker has this."""
+
+        def open_file() -> int:
+            for path in wanted.paths:
+                parent, name = split(path)
+                with suppress(FileNotFoundError, NotADirectoryError), beneath(link.root_fd) as reach:
+                    fd = open_inode(reach.directory(parent), name, wanted.inode)
+                    if fd >= 0:
+                        return fd
+            return -1
+
+        was = msgspec.structs.replace(content.was, logged=False)
+        found = put_content(self._store, content, open_file)
+        if isinstance(found, OpaqueReason):
+            return msgspec.structs.replace(was, reason=found.value)
+        return msgspec.structs.replace(was, hash=found)
 
     def _recorded_names(self, inode: int) -> list[bytes]:
         """Where a file with several names was recorded: the worker may know none of those that are left."""

@@ -399,7 +399,7 @@ class Workspace:
                         fill(writer, snapshot)
                 step("checkpoint.committed")
                 try:
-                    link.call(Committed(frozen.generation, True, unlisted))
+                    link.call(Committed(frozen.generation, True, unlisted, snapshot.max_file_bytes))
                 except WorkerRefused as error:
                     self.sealer.not_protected(frozen.generation, str(error))
                 except CogfsError as error:

@@ -281,9 +281,9 @@ class ChannelServer:
                 except BaseException:
                     gate.resume()
                     raise
-            case channel.Committed(generation, boundary, unlisted):
+            case channel.Committed(generation, boundary, unlisted, limit):
                 if boundary:
-                    self._preserver.commit(generation, unlisted=unlisted)
+                    self._preserver.commit(generation, unlisted=unlisted, limit=limit)
                 else:
                     retained = dirty.commit(generation)
                     if retained is not None:

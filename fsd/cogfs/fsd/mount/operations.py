@@ -143,10 +143,11 @@ def _node(self: Operations, node: int, *rest: Any) -> Admission:
     return rest[-1].pid, lambda: (get(node).ino,), lambda: self.preserver.prepare((), (get(node),))
 
 
-def _handle(self: Operations, fh: int, *_: Any) -> Admission:
+def _written(self: Operations, fh: int, off: int, buf: bytes) -> Admission:
     # The kernel's requests for writes do not say who writes: whoever opened the file does.
     handle = self.tree.handles.get(fh)
-    return handle.pid, lambda: (handle.node.ino,), lambda: self.preserver.prepare((), (handle.node,))
+    node = handle.node
+    return handle.pid, lambda: (node.ino,), lambda: self.preserver.prepare_write(node, off, len(buf))
 
 
 def _opened(self: Operations, node: int, flags: int, ctx: RequestContext) -> Admission:
@@ -353,7 +354,7 @@ class Operations(pyfuse3.Operations):
     def read(self, fh: int, off: int, size: int) -> bytes:
         return os.pread(fh, size, off)
 
-    @changing(_handle)
+    @changing(_written)
     def write(self, fh: int, off: int, buf: bytes) -> Any:
         handle = self.tree.handles.get(fh)
         written = self.tree.write(handle, off, buf)

@@ -21,19 +21,42 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Callable, Collection, Sequence
 from stat import S_ISREG
 
 import trio
+from msgspec import structs
 
 from cogfs.fsd.channel import Wanted
+from cogfs.fsd.mount import syscalls
 from cogfs.fsd.mount.dirty import Change, DirtyTable, Retained, file_paths
 from cogfs.fsd.mount.gate import Gate
 from cogfs.fsd.mount.nodes import Node
 from cogfs.fsd.mount.tree import Tree
-from cogfs.fsd.undolog import DirectoryMade, EntryWas, InodeWas, Record, UndoLogWriter, Was
+from cogfs.fsd.spans import Spans
+from cogfs.fsd.undolog import (
+    LOST,
+    TOO_LARGE,
+    ContentWas,
+    DirectoryMade,
+    EntryWas,
+    InodeWas,
+    Record,
+    UndoLogWriter,
+    Was,
+)
 
 log = logging.getLogger(__name__)
+
+#: Bytes of content that one call writes to the log: a fraction of a millisecond.
+AT_ONCE = 1 << 20
+#: Bytes of the log after which it takes no content any more.
+LOG_LIMIT = 512 << 20
+#: What is overwritten is written down in whole blocks.
+_BLOCK = 4096
+#: After the end of every file.
+_END = 1 << 62
 
 _NOTHING: dict[Node, Change] = {}
 
@@ -41,10 +64,12 @@ _NOTHING: dict[Node, Change] = {}
 class Boundary:
     """A generation that is protected."""
 
-    __slots__ = ("changes", "number", "retained", "unknown", "unlisted")
+    __slots__ = ("changes", "limit", "number", "retained", "unknown", "unlisted")
 
-    def __init__(self, number: int, retained: Retained | None, unknown: bool) -> None:
+    def __init__(self, number: int, retained: Retained | None, unknown: bool, limit: int = -1) -> None:
         self.number = number
+        #: Bytes of the largest file whose content matters; -1: there may be none that is too large.
+        self.limit = limit
         #: None for one of an earlier worker.
         self.retained = retained
         self.changes = _NOTHING if retained is None else retained.changes
@@ -52,6 +77,18 @@ class Boundary:
         self.unlisted = retained is None or retained.unlisted
         #: The connection ended before it was committed or taken back: whether it is a boundary at all.
         self.unknown = unknown
+
+
+class _Kept:
+    """A regular file of which only part is in the log."""
+
+    __slots__ = ("boundary", "spans", "was")
+
+    def __init__(self, boundary: int, was: Was) -> None:
+        self.boundary = boundary
+        self.was = was
+        #: Offsets in the log; whatever is not in it must not be changed.
+        self.spans = Spans()
 
 
 class _Ticket:
@@ -65,16 +102,25 @@ class _Ticket:
         #: Set when there is reason to look again, with another event in its place.
         self.answered = trio.Event()
 
-    def wanted(self) -> Wanted:
-        return Wanted(self.number, self.node.ino, file_paths(self.node, {}))
+    def wanted(self, logged: bool) -> Wanted:
+        return Wanted(self.number, self.node.ino, file_paths(self.node, {}), logged)
 
 
 class Preserver:
     """The boundaries, and what has to be written down for them."""
 
-    def __init__(self, tree: Tree, gate: Gate, path: str | None, boundaries: Collection[int]) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        gate: Gate,
+        path: str | None,
+        boundaries: Collection[int],
+        at_once: int = AT_ONCE,
+        log_limit: int = LOG_LIMIT,
+    ) -> None:
         """``path`` is the undo log's; None: there can be no boundaries. ``boundaries`` are those that earlier workers
-        have left unsealed."""
+        have left unsealed. ``at_once``: bytes of a file's content that are written to the log for one call, and
+        ``log_limit`` those after which the log takes none any more."""
         self._tree = tree
         self._dirty: DirtyTable = tree.dirty
         self._device = tree.nodes.root.dev
@@ -91,9 +137,15 @@ class Preserver:
         self._latest = 0
         self._all = False
         self._oldest = 0
+        self._limit = -1
         #: Some boundary is of an earlier worker, which knew what it had removed.
         self._inherited = False
         self._done: set[Node | tuple[Node, bytes]] = set()
+        #: Files that were preserved in part. It outlasts the boundary for which that was done: what is in the log for
+        #: a boundary that turns out to be none is in it for the one before.
+        self._kept: dict[Node, _Kept] = {}
+        self._at_once = at_once
+        self._log_limit = log_limit
         #: Numbers of the directories that were removed or moved while there were boundaries.
         self._gone: set[int] = set()
         self._tickets: dict[Node, _Ticket] = {}
@@ -131,8 +183,9 @@ class Preserver:
         """Whether it is not known of a boundary whether it is one."""
         return any(boundary.unknown for boundary in self._boundaries)
 
-    def commit(self, number: int, *, unlisted: bool = False) -> None:
-        """Generation ``number`` becomes a boundary, while nothing changes. OSError, ValueError."""
+    def commit(self, number: int, *, unlisted: bool = False, limit: int = -1) -> None:
+        """Generation ``number`` becomes a boundary, while nothing changes; see ``Boundary`` for ``limit``. OSError,
+        ValueError."""
         if number in self.numbers:
             return
         retained = self._dirty.retained
@@ -146,7 +199,7 @@ class Preserver:
             undo_log.clear()
             self.broken = ""
         self._dirty.commit(number)
-        boundary = Boundary(number, retained, False)
+        boundary = Boundary(number, retained, False, limit)
         boundary.unlisted = boundary.unlisted or unlisted
         self._boundaries.append(boundary)
         self._done = set()
@@ -201,11 +254,15 @@ class Preserver:
         self._latest = boundaries[-1].number if boundaries else 0
         self._oldest = boundaries[0].number if boundaries else 0
         self._inherited = any(boundary.retained is None for boundary in boundaries)
+        limits = [boundary.limit for boundary in boundaries]
+        self._limit = -1 if -1 in limits else max(limits, default=-1)
+        self._kept = {node: kept for node, kept in self._kept.items() if kept.boundary >= self._oldest}
         self._all = any(boundary.unlisted or boundary.unknown for boundary in boundaries)
         self._gate.protect(bool(boundaries))
         self.wake()
         if not boundaries:
             self._done = set()
+            self._kept = {}
             self._gone = set()
             self._tickets = {}
             self._numbers = {}
@@ -244,7 +301,7 @@ class Preserver:
         if not self._tickets and self._settled(entries, nodes):
             return None
         touched = list(nodes)
-        inodes = [node for node in nodes if self._inode_needed(node)]
+        inodes = [node for node in nodes if node in self._kept or self._inode_needed(node)]
         keys: list[Node | tuple[Node, bytes]] = []
         records: list[Record] = []
         for directory, name in entries:
@@ -260,16 +317,20 @@ class Preserver:
             if node.children is not None:
                 self._gone.add(node.ino)
             # What has a name that is of a boundary is of it, too.
-            if (self._unchanged(node) and node.dev == self._device) if needed else self._inode_needed(node):
+            unchanged = (self._unchanged(node) and node.dev == self._device) if needed else self._inode_needed(node)
+            if unchanged or node in self._kept:
                 inodes.append(node)
         awaited = None
         for node in inodes:
             if S_ISREG(node.kind):
-                awaited = self._ticket(node).answered
+                waits = self._keep(node, 0, _END)
+                awaited = awaited if waits is None else waits
             elif awaited is None and (was := self._describe(node)) is not None:
                 records.append(InodeWas(self._latest, was))
         if awaited is not None:
             return awaited
+        if not self._boundaries:
+            return None
         if records:
             try:
                 self._writable().append(*records)
@@ -278,6 +339,16 @@ class Preserver:
                 return None
             self._done.update(keys, inodes)
         for node in touched:
+            self._drop_ticket(node)
+        return None
+
+    def prepare_write(self, node: Node, start: int, length: int) -> trio.Event | None:
+        """The same for a write to a file."""
+        if node in self._kept or self._inode_needed(node):
+            awaited = self._keep(node, start, start + length)
+            if awaited is not None:
+                return awaited
+        if self._tickets:
             self._drop_ticket(node)
         return None
 
@@ -314,7 +385,7 @@ class Preserver:
     def _settled(self, entries: Sequence[tuple[Node, bytes]], nodes: Sequence[Node]) -> bool:
         """Whether nothing of these is needed, told as quickly as possible."""
         for node in nodes:
-            if self._inode_needed(node):
+            if node in self._kept or self._inode_needed(node):
                 return False
         for directory, name in entries:
             if self._entry_needed(directory, name):
@@ -322,7 +393,7 @@ class Preserver:
             there = self._named(directory, name)
             if there is None:
                 continue
-            if self._inode_needed(there):
+            if there in self._kept or self._inode_needed(there):
                 return False
             if there.children is not None:
                 self._gone.add(there.ino)
@@ -377,6 +448,74 @@ class Preserver:
             log.warning("what inode %d was cannot be told: %s", node.ino, error)
             return None
 
+    # Content of regular files
+
+    def _keep(self, node: Node, start: int, end: int) -> trio.Event | None:
+        """Write down what a file is between two offsets, and all else of it when it is the first time; or say when to
+        look again."""
+        if node in self._tickets:
+            return self._tickets[node].answered
+        records: list[Record] = []
+        kept = self._kept.get(node)
+        if kept is None or self._unchanged(node):
+            was = self._describe(node)
+            if was is None:
+                return self._ticket(node).answered
+            if 0 <= self._limit < was.status.size:
+                self._write_down(node, [InodeWas(self._latest, structs.replace(was, reason=TOO_LARGE))])
+                return None
+            kept = _Kept(self._latest, structs.replace(was, logged=True))
+            records.append(InodeWas(self._latest, kept.was))
+        size = kept.was.status.size
+        missing = kept.spans.missing(start - start % _BLOCK, min(size, end + -end % _BLOCK))
+        data = self._read(node, missing)
+        if data is None:
+            return self._ticket(node).answered
+        for (first, _), part in zip(missing, data, strict=True):
+            records.append(ContentWas(self._latest, node.ino, first, part))
+        if self._write_down(node, records):
+            for first, stop in missing:
+                kept.spans.add(first, stop)
+            if kept.spans.missing(0, size):
+                self._kept[node] = kept
+        return None
+
+    def _write_down(self, node: Node, records: Sequence[Record]) -> bool:
+        """Of a file, before it is changed. Whether that could be done."""
+        if records:
+            try:
+                self._writable().append(*records)
+            except OSError as error:
+                self._give_up(error)
+                return False
+        self._kept.pop(node, None)
+        self._done.add(node)
+        return True
+
+    def _read(self, node: Node, ranges: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        """Parts of a file, where they are in memory and the log may take as much: nobody waits for the disk here."""
+        wanted = sum(stop - start for start, stop in ranges)
+        if wanted > self._at_once or self._writable().size + wanted > self._log_limit:
+            return None
+        if not wanted:
+            return []
+        try:
+            fd = self._open_file(node)
+        except OSError:
+            return None
+        try:
+            return [syscalls.read_in_memory(fd, stop - start, start) for start, stop in ranges]
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _open_file(self, node: Node) -> int:
+        try:
+            return self._tree.nodes.open(node, os.O_RDONLY | os.O_NOATIME)
+        except PermissionError:
+            return self._tree.nodes.open(node, os.O_RDONLY)
+
     # Tickets
 
     def _ticket(self, node: Node) -> _Ticket:
@@ -384,8 +523,12 @@ class Preserver:
         if ticket is None:
             self._last_ticket += 1
             ticket = self._tickets[node] = self._numbers[self._last_ticket] = _Ticket(self._last_ticket, node)
-            self.ask(ticket.wanted())
+            self.ask(ticket.wanted(self._partly_logged(node)))
         return ticket
+
+    def _partly_logged(self, node: Node) -> bool:
+        """Whether part of a file may be in the log, perhaps written by an earlier worker."""
+        return node in self._kept or self._inherited
 
     def _drop_ticket(self, node: Node) -> None:
         """The file is about to be changed, and what it was is of no interest: an answer would come too late."""
@@ -397,7 +540,7 @@ class Preserver:
     def ask_again(self) -> None:
         """Send all tickets that have no answer, to a new control process."""
         for ticket in self._tickets.values():
-            self.ask(ticket.wanted())
+            self.ask(ticket.wanted(self._partly_logged(ticket.node)))
 
     def preserve(self, number: int, was: Was | None) -> None:
         """The answer to a ticket: write it down, and let the calls go on. OSError ESTALE: there is no such ticket;
@@ -405,6 +548,10 @@ class Preserver:
         ticket = self._numbers.get(number)
         if ticket is None:
             raise OSError(errno.ESTALE, f"there is no ticket {number}")
+        if was is None and self._partly_logged(ticket.node):
+            # What is not in the log is not to be looked for in the file.
+            known = self._describe(ticket.node)
+            was = None if known is None else structs.replace(known, reason=LOST)
         if was is not None:
             if was.status.inode != ticket.node.ino:
                 raise ValueError(f"ticket {number} is of inode {ticket.node.ino}, not {was.status.inode}")
@@ -413,6 +560,7 @@ class Preserver:
             except OSError as error:
                 self._give_up(error)
                 raise
+        self._kept.pop(ticket.node, None)
         self._done.add(ticket.node)
         self._drop_ticket(ticket.node)
 

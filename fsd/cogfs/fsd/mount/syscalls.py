@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 from collections.abc import Iterator
@@ -56,6 +57,27 @@ def utimens(dir_fd: int, name: bytes, atime: tuple[int, int], mtime: tuple[int, 
 def umount(mountpoint: bytes) -> None:
     """``umount2`` without flags."""
     _check(_libc.umount2(mountpoint, 0))
+
+
+def read_in_memory(fd: int, length: int, offset: int) -> bytes:
+    """What a file has in memory of a range, all up to its end. OSError EAGAIN when the disk would have to be read."""
+    data = bytearray(length)
+    view = memoryview(data)
+    got = 0
+    flags = os.RWF_NOWAIT
+    while got < length:
+        try:
+            count = os.preadv(fd, [view[got:]], offset + got, flags)
+        except OSError as error:
+            # Of a filesystem that cannot tell, that in memory among them, it is read however long that takes.
+            if error.errno != errno.EOPNOTSUPP or not flags:
+                raise
+            flags = 0
+            continue
+        if not count:
+            break
+        got += count
+    return bytes(view[:got])
 
 
 def set_filesystem_ids(uid: int, gid: int) -> None:

@@ -76,7 +76,7 @@ class Tree:
         return self.nodes.entry(parent, name, stat), stat
 
     def describe(self, node: Node) -> Was:
-        """All that a snapshot keeps of anything but a regular file."""
+        """All that a snapshot keeps of it, but for the content of a regular file."""
         stat = self.nodes.stat(node)
         path, follow = self._path(node)
         target = self.read_link(node) if S_ISLNK(node.kind) else b""

@@ -31,7 +31,7 @@ from cogfs.fsd.mount.invalidate import Invalidator
 from cogfs.fsd.mount.loop import BurstLoop, supported
 from cogfs.fsd.mount.nodes import NodeTable
 from cogfs.fsd.mount.operations import Operations
-from cogfs.fsd.mount.preserver import Preserver
+from cogfs.fsd.mount.preserver import AT_ONCE, LOG_LIMIT, Preserver
 from cogfs.fsd.mount.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--exclude-name", action="append", default=[], help="do not note changes below such directories"
     )
     parser.add_argument("--undo-log", help="where unsealed boundaries are preserved; without it there are none")
+    parser.add_argument(
+        "--content-at-once",
+        type=int,
+        default=AT_ONCE,
+        help="bytes of a file that one call writes to the undo log; -1: none, the control process captures all files",
+    )
+    parser.add_argument("--log-limit", type=int, default=LOG_LIMIT, help="bytes after which the log takes no content")
     parser.add_argument("--generation", type=int, default=1, help="number of the first generation, above all earlier")
     parser.add_argument(
         "--boundary", action="append", type=int, default=[], help="left unsealed by an earlier worker; may be repeated"
@@ -140,7 +147,9 @@ class Worker:
         self._invalidator = Invalidator()
         tree = Tree(nodes, HandleTable(), dirty, Identity())
         gate = Gate() if self._loop is None else Gate(self._loop.outside)
-        preserver = Preserver(tree, gate, options.undo_log, options.boundary)
+        preserver = Preserver(
+            tree, gate, options.undo_log, options.boundary, options.content_at_once, options.log_limit
+        )
         self._operations = Operations(tree, gate, preserver, Counters(), self._invalidator, self._loop)
         _mount(self._operations, options)
         try:
