@@ -237,6 +237,15 @@ class Located(Message, frozen=True):
     paths: list[bytes | None]
 
 
+class ListForeign(Message, frozen=True):
+    """Files of which part is in the undo log and the rest is not, and that were changed past the mount since the first
+    part was written down. Answer: ``Foreign``."""
+
+
+class Foreign(Message, frozen=True):
+    inodes: list[int]
+
+
 class ListQuiet(Message, frozen=True):
     """Files with changed content that nobody has open for writing, and that were not changed in the last
     ``quiet_seconds``: worth capturing ahead of the next boundary. Each is told once after it was closed, those closed
@@ -325,6 +334,7 @@ Request = (
     | Reconcile
     | Preserve
     | Locate
+    | ListForeign
     | ListQuiet
     | Guard
     | Unguard
@@ -332,7 +342,7 @@ Request = (
     | ListHandles
     | GetStats
 )
-Answer = Frozen | Done | Handles | Stats | Located | Quiet | Failed
+Answer = Frozen | Done | Handles | Stats | Located | Foreign | Quiet | Failed
 
 
 class RequestFrame(msgspec.Struct, array_like=True, frozen=True):

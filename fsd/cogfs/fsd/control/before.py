@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from cogfs.fsd.control.capture import ATTEMPTS, UNREADABLE
 from cogfs.fsd.undolog import LOST, Content
@@ -15,18 +16,27 @@ class Lost(Exception):
     """It cannot be had any more; says why."""
 
 
-def put_content(store: Store, content: Content, open_file: Callable[[], int]) -> Hash | OpaqueReason:
-    """The hash of what the file held, or why a snapshot does not have it. ``open_file`` opens the file itself for
-    reading, wherever it is; -1: it is nowhere. Lost, OSError, store errors."""
+class Found(NamedTuple):
+    """What a file held."""
+
+    #: Its hash, or why a snapshot does not have it.
+    content: Hash | OpaqueReason
+    #: Part of it was read from the file itself, where no log tells of changes past the mount.
+    in_place: bool = False
+
+
+def put_content(store: Store, content: Content, open_file: Callable[[], int]) -> Found:
+    """Put what the file held. ``open_file`` opens the file itself for reading, wherever it is; -1: it is nowhere. Lost,
+    OSError, store errors."""
     for _ in range(ATTEMPTS):
         content.update()
         base = content.base
         if content.complete or (base is not None and base.hash != NO_HASH):
-            return _put(store, content, _empty if base is None else _Whole(store, base.hash).read)
+            return Found(_put(store, content, _empty if base is None else _Whole(store, base.hash).read))
         if base is not None:
             if base.reason == LOST:
                 raise Lost("it was changed and could not be kept")
-            return OpaqueReason(base.reason or OpaqueReason.UNREADABLE)
+            return Found(OpaqueReason(base.reason or OpaqueReason.UNREADABLE))
         fd = open_file()
         if fd < 0:
             content.update()
@@ -37,14 +47,14 @@ def put_content(store: Store, content: Content, open_file: Callable[[], int]) ->
             hash_ = _put(store, content, lambda length, offset, fd=fd: os.pread(fd, length, offset))  # type: ignore[misc]
         except OSError as error:
             if error.errno in UNREADABLE:
-                return OpaqueReason.UNREADABLE
+                return Found(OpaqueReason.UNREADABLE)
             raise
         finally:
             os.close(fd)
         content.update()
         # Once the whole of it is in the log, the file is changed without more ado.
         if content.base is None:
-            return hash_
+            return Found(hash_, in_place=True)
     raise Lost("it changed again and again while it was read")
 
 

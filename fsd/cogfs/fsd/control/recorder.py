@@ -49,18 +49,26 @@ _BATCH = 16
 
 class Recorded:
     """What a recording found. ``hashed``: files that were read. ``failed``: what could not be found as it was at the
-    boundary; with any of it the recording is worth nothing."""
+    boundary; with any of it the recording is worth nothing. ``in_place``: files that were changed since, by inode, of
+    which some was read from the files themselves."""
 
-    __slots__ = ("failed", "hashed", "root", "root_inode", "sums")
+    __slots__ = ("failed", "hashed", "in_place", "root", "root_inode", "sums")
 
     def __init__(
-        self, root: TreeEntry, root_inode: int, sums: Sums, hashed: int, failed: tuple[Skipped, ...] = ()
+        self,
+        root: TreeEntry,
+        root_inode: int,
+        sums: Sums,
+        hashed: int,
+        failed: tuple[Skipped, ...],
+        in_place: dict[int, bytes],
     ) -> None:
         self.root = root
         self.root_inode = root_inode
         self.sums = sums
         self.hashed = hashed
         self.failed = failed
+        self.in_place = in_place
 
 
 class _CannotList(OSError):
@@ -211,6 +219,8 @@ class Recorder:
         self._arrived: set[int] = set()
         #: Content of files that the log has in part, by inode.
         self._before: dict[int, Hash | OpaqueReason] = {}
+        #: Where those are of which the log does not have all.
+        self._in_place: dict[int, bytes] = {}
         #: Hard-linked files that were recorded, by inode.
         self._linked: dict[int, StatRow] = {}
         #: What the worker saw, which is believed where ``_tracked`` says so: in an update, but not in what it scans.
@@ -279,7 +289,7 @@ class Recorder:
             if was is not None:
                 status, xattrs = was.status, _kept(was.xattrs)
             root = self._directory_entry(b"", status, row, xattrs)
-        return Recorded(root, root_inode, row.sums, self._hashed, tuple(self._failed))
+        return Recorded(root, root_inode, row.sums, self._hashed, tuple(self._failed), self._in_place)
 
     def _let_go(self) -> None:
         if self._own:
@@ -889,7 +899,10 @@ class Recorder:
         if known is None:
             self._hashed += 1
             try:
-                known = put_content(self._store, self._asof.content(inode), lambda: open_inode(frame.fd, name, inode))
+                found = put_content(self._store, self._asof.content(inode), lambda: open_inode(frame.fd, name, inode))
+                if found.in_place:
+                    self._in_place[inode] = join(frame.path, name)
+                known = found.content
             except Lost as error:
                 self._fail(frame, name, str(error))
                 known = OpaqueReason.UNREADABLE

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from cogfs.fsd.channel import Broken, Locate, Preserve, Reconcile, Sealed, Wanted
+from cogfs.fsd.channel import Broken, Foreign, ListForeign, Preserve, Reconcile, Sealed, Wanted
 from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.asof import AsOf, Stopped
@@ -368,7 +368,7 @@ class Sealer:
             return -1
 
         was = msgspec.structs.replace(content.was, logged=False)
-        found = put_content(self._store, content, open_file)
+        found = put_content(self._store, content, open_file).content
         if isinstance(found, OpaqueReason):
             return msgspec.structs.replace(was, reason=found.value)
         return msgspec.structs.replace(was, hash=found)
@@ -491,10 +491,10 @@ class Sealer:
         try:
             recorded, book = self._record(row, snapshot, state, root_fd, link, log)
             step("seal.recorded")
-            self._check_preserved(row, link)
-            if recorded.failed:
+            lost = recorded.failed + self._check_preserved(row, link, recorded.in_place)
+            if lost:
                 failure = CogfsError(Reason.IO, "some files could not be captured as they were")
-                self._give_up(row, failure, recorded.failed)
+                self._give_up(row, failure, lost)
                 return
             self._commit(row, snapshot, recorded, book, started)
         finally:
@@ -503,18 +503,24 @@ class Sealer:
         step("seal.committed")
         self._tell(row.generation)
 
-    def _check_preserved(self, row: BoundaryRow, link: Link | None) -> None:
-        """Whether the undo log had all that was changed before the files were looked at. CogfsError IO."""
+    def _check_preserved(
+        self, row: BoundaryRow, link: Link | None, in_place: Mapping[int, bytes]
+    ) -> tuple[Skipped, ...]:
+        """Whether the undo log had all that was changed before the files were looked at: CogfsError IO. Of the files
+        that were read ``in_place``, those that were changed past the mount."""
+        foreign: list[int] = []
         if link is not None and link.alive:
             try:
                 # What the worker had to say before this is said when it is answered.
-                link.call(Locate([]))
+                answer = link.call(ListForeign())
+                foreign = answer.inodes if isinstance(answer, Foreign) else []
             except CogfsError:
                 pass  # It is gone, and nothing is changed any more.
         with self._changed:
             until, why = self._broken
         if row.generation <= until:
             raise CogfsError(Reason.IO, f"what was changed meanwhile could not be kept: {why}")
+        return tuple(Skipped(in_place[one], "it was changed past the mount") for one in foreign if one in in_place)
 
     def _record(
         self,

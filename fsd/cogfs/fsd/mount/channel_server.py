@@ -297,6 +297,8 @@ class ChannelServer:
                 self._preserver.preserve(ticket, was)
             case channel.Locate(inodes):
                 return channel.Located([self._tree.nodes.locate(inode) for inode in inodes])
+            case channel.ListForeign():
+                return channel.Foreign(self._preserver.foreign())
             case channel.ListQuiet(seconds, limit):
                 return channel.Quiet(dirty.quiet(seconds, limit))
             case channel.Resume():

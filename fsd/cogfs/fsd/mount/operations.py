@@ -360,6 +360,8 @@ class Operations(pyfuse3.Operations):
         written = self.tree.write(handle, off, buf)
         if not handle.privileged and self.tree.drop_privileges(handle):
             self._invalidator.attributes(handle.node.id)
+        if self.gate.closed:
+            self.preserver.written(handle.node)
         # What is written is written: only the reply waits for the disk.
         return self._written(handle, written) if handle.sync else written
 

@@ -43,6 +43,7 @@ from cogfs.fsd.undolog import (
     EntryWas,
     InodeWas,
     Record,
+    Status,
     UndoLogWriter,
     Was,
 )
@@ -82,13 +83,21 @@ class Boundary:
 class _Kept:
     """A regular file of which only part is in the log."""
 
-    __slots__ = ("boundary", "spans", "was")
+    __slots__ = ("boundary", "foreign", "seen", "spans", "was")
 
     def __init__(self, boundary: int, was: Was) -> None:
         self.boundary = boundary
         self.was = was
+        #: Its size and times after the last write through the mount.
+        self.seen = _stamp(was.status)
+        #: They were others before the next one.
+        self.foreign = False
         #: Offsets in the log; whatever is not in it must not be changed.
         self.spans = Spans()
+
+
+def _stamp(status: Status) -> tuple[int, int, int]:
+    return status.size, status.mtime_ns, status.ctime_ns
 
 
 class _Ticket:
@@ -344,13 +353,35 @@ class Preserver:
 
     def prepare_write(self, node: Node, start: int, length: int) -> trio.Event | None:
         """The same for a write to a file."""
-        if node in self._kept or self._inode_needed(node):
+        kept = self._kept.get(node)
+        if kept is not None:
+            kept.foreign = kept.foreign or self._is_foreign(node, kept)
+        if kept is not None or self._inode_needed(node):
             awaited = self._keep(node, start, start + length)
             if awaited is not None:
                 return awaited
         if self._tickets:
             self._drop_ticket(node)
         return None
+
+    def written(self, node: Node) -> None:
+        """A write to a file has been made."""
+        kept = self._kept.get(node)
+        if kept is not None:
+            kept.seen = self._stamp_of(node)
+
+    def foreign(self) -> list[int]:
+        """Inodes of the files that are in the log in part, and were changed past the mount."""
+        return [node.ino for node, kept in self._kept.items() if kept.foreign or self._is_foreign(node, kept)]
+
+    def _is_foreign(self, node: Node, kept: _Kept) -> bool:
+        return self._stamp_of(node) != kept.seen
+
+    def _stamp_of(self, node: Node) -> tuple[int, int, int]:
+        try:
+            return _stamp(Status.of(self._tree.nodes.stat(node)))
+        except OSError:
+            return -1, 0, 0  # it has gone, past the mount
 
     def prepare_rename(
         self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, exchange: bool
