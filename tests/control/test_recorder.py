@@ -10,6 +10,7 @@ import stat
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -446,9 +447,9 @@ def test_refused_hard_links_are_neither_read_nor_stored(
     (place.root / "alone").write_text("mine")
     read: list[bytes] = []
 
-    def watched(store: Store, name: bytes, dir_fd: int, *, moving: bool) -> Captured | OpaqueReason:
+    def watched(store: Store, name: bytes, dir_fd: int, **options: Any) -> Captured | OpaqueReason:
         read.append(name)
-        return capture_file(store, name, dir_fd, moving=moving)
+        return capture_file(store, name, dir_fd, **options)
 
     monkeypatch.setattr(recorder, "capture_file", watched)
     recorded = place.scan(REFUSING)

@@ -11,7 +11,7 @@ import pytest
 
 from cogfs.client import Snapshot
 from cogfs.v1 import snapshot_pb2
-from tests.e2e.support.site import Aside, Site
+from tests.e2e.support.site import Aside, Site, wait_for
 from tests.support.crashes import files_of
 from tests.support.tree import Tree, describe, differences, of_snapshot
 
@@ -53,7 +53,8 @@ def captured(site: Site, look: Callable[[Snapshot], None]) -> None:
     with site.client() as cog:
         site.settled(cog)
         (snapshot,) = [one for one in site.workspace(cog).snapshots() if one.message.label == "cut"]
-        look(snapshot.refresh())
+        wait_for("it is captured", lambda: snapshot.refresh().message.state != snapshot_pb2.Snapshot.FROZEN)
+        look(snapshot)
 
 
 def test_nobody_waits_and_nothing_is_lost(frozen: tuple[Site, list[Path], Tree]) -> None:
