@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyfuse3
@@ -172,3 +174,38 @@ def test_the_seam_is_as_expected() -> None:
 
 def test_burst_loop_is_used(worker: MountedWorker) -> None:
     assert "its own loop is used" not in worker.log()
+
+
+def test_a_large_file_is_let_go_in_the_end(worker: MountedWorker) -> None:
+    """Its descriptors are closed by a thread, so nothing says when."""
+    path = worker.mountpoint / "f"
+    for size in (1 << 20, 9 << 20):
+        data = bytes(size)
+        for _ in range(3):
+            path.write_bytes(data)
+        _comes_to_hold_nothing(worker)
+        with open(path, "rb") as held:
+            path.unlink()
+            assert len(held.read()) == size
+        _comes_to_hold_nothing(worker)
+        path.write_bytes(data)
+        path.unlink()
+        path.touch()
+        _comes_to_hold_nothing(worker)
+    path.write_bytes(bytes(9 << 20))
+    assert worker.unmount() == 0
+
+
+def _comes_to_hold_nothing(worker: MountedWorker) -> None:
+    """No descriptor of a file, removed or not."""
+    top = os.fsencode(worker.root / "f")
+    end = time.monotonic() + 20
+    while True:
+        held = []
+        for name in os.listdir(f"/proc/{worker.process.pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                held.append(os.readlink(os.fsencode(f"/proc/{worker.process.pid}/fd/{name}")))
+        if not any(one.startswith(top) for one in held):
+            return
+        assert time.monotonic() < end, held
+        time.sleep(0.01)

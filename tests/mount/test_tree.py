@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from cogfs.fsd.mount.closer import Closer
 from cogfs.fsd.mount.dirty import DirtyTable
 from cogfs.fsd.mount.handles import HandleTable
 from cogfs.fsd.mount.identity import Identity
@@ -32,9 +33,10 @@ class Rig:
 
     def __init__(self, root: Path, max_descriptors: int = 64, excluded: tuple[bytes, ...] = ()) -> None:
         self.path = root
-        self.nodes = NodeTable(os.open(root, os.O_PATH), max_descriptors)
+        self.closer = Closer()
+        self.nodes = NodeTable(os.open(root, os.O_PATH), max_descriptors, self.closer)
         self.dirty = DirtyTable(self.nodes, excluded)
-        self.handles = HandleTable()
+        self.handles = HandleTable(self.closer)
         self.tree = Tree(self.nodes, self.handles, self.dirty, Identity())
         self.root = self.nodes.root
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 from cogfs.fsd.channel import OpenHandle
+from cogfs.fsd.mount.closer import LARGE, Closer
 from cogfs.fsd.mount.nodes import Node, path_of
 from cogfs.fsd.mount.syscalls import DirectoryReader
 
@@ -19,7 +20,19 @@ _MAX_COMMANDS = 1024
 class Handle:
     """One open file or directory description."""
 
-    __slots__ = ("command", "fd", "listing", "node", "path", "pid", "privileged", "since_ns", "sync", "writable")
+    __slots__ = (
+        "command",
+        "fd",
+        "listing",
+        "node",
+        "path",
+        "pid",
+        "privileged",
+        "since_ns",
+        "sync",
+        "writable",
+        "written",
+    )
 
     def __init__(self, fd: int, node: Node, pid: int, writable: bool) -> None:
         self.fd = fd
@@ -37,6 +50,8 @@ class Handle:
         #: Written by one who may not keep set-user-id and set-group-id bits.
         self.privileged = True
         self.listing: Listing | None = None
+        #: Bytes.
+        self.written = 0
 
 
 class Listing:
@@ -76,7 +91,8 @@ class Listing:
 class HandleTable:
     """All open handles."""
 
-    def __init__(self) -> None:
+    def __init__(self, closer: Closer) -> None:
+        self._closer = closer
         self._handles: dict[int, Handle] = {}
         self._commands: dict[int, tuple[str, int]] = {}
 
@@ -114,7 +130,10 @@ class HandleTable:
             node.handles = None
         else:
             node.handles.remove(handle)
-        os.close(handle.fd)
+        if handle.written < LARGE and not node.large:
+            os.close(fh)
+        else:
+            self._closer.close(fh)
         return node
 
     def unnamed(self, node: Node, parent: Node, name: bytes) -> None:

@@ -19,6 +19,7 @@ from stat import S_IFMT, S_ISDIR
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cogfs.fsd.mount.closer import Closer
     from cogfs.fsd.mount.dirty import Change
     from cogfs.fsd.mount.handles import Handle
 
@@ -47,6 +48,7 @@ class Node:
         "id",
         "ino",
         "kind",
+        "large",
         "links",
         "lookups",
         "made",
@@ -76,6 +78,8 @@ class Node:
         self.handles: list[Handle] | None = None
         #: Its inode has no name any more, known or not.
         self.deleted = False
+        #: It was removed, and much is to be done when its last descriptor is closed.
+        self.large = False
         #: What changed in the present generation.
         self.change: Change | None = None
         #: In how many generations, not yet committed, something changed.
@@ -115,8 +119,9 @@ def path_of(parent: Node | None, name: bytes) -> bytes:
 class NodeTable:
     """All nodes. Not safe for more than one thread."""
 
-    def __init__(self, root_fd: int, max_descriptors: int) -> None:
+    def __init__(self, root_fd: int, max_descriptors: int, closer: Closer) -> None:
         """Takes over ``root_fd``, an ``O_PATH`` descriptor of the backing root."""
+        self._closer = closer
         stat = os.fstat(root_fd)
         self.root = Node(ROOT_ID, stat.st_dev, stat.st_ino, S_IFMT(stat.st_mode))
         self.root.fd = root_fd
@@ -283,7 +288,10 @@ class NodeTable:
                     del self._directories[node]
                 else:
                     self._pins -= 1
-                os.close(node.fd)
+                if node.large:
+                    self._closer.close(node.fd)
+                else:
+                    os.close(node.fd)
                 node.fd = -1
             former = [parent for parent, _ in node.names()]
             for parent, name in node.names():

@@ -13,6 +13,7 @@ from stat import S_ISGID, S_ISLNK, S_ISREG, S_ISUID, S_IXGRP
 from typing import TypeVar
 
 from cogfs.fsd.mount import syscalls
+from cogfs.fsd.mount.closer import LARGE
 from cogfs.fsd.mount.dirty import DirtyTable
 from cogfs.fsd.mount.handles import Handle, HandleTable, Listing
 from cogfs.fsd.mount.identity import Caller, Identity
@@ -258,6 +259,7 @@ class Tree:
             if descriptor >= 0:
                 stat = os.fstat(descriptor)
                 removed = node.children is not None or stat.st_nlink == 0
+                node.large = removed and stat.st_size >= LARGE
                 if pin >= 0 and not node.matches(stat):
                     os.close(pin)
                     pin = -1
@@ -453,6 +455,7 @@ class Tree:
         if change is None or not change.content:
             self.dirty.content(node)
         written = os.pwrite(handle.fd, data, offset)
+        handle.written += written
         while written < len(data):
             try:
                 more = os.pwrite(handle.fd, memoryview(data)[written:], offset + written)

@@ -22,6 +22,7 @@ import trio
 
 from cogfs.fsd.mount import syscalls
 from cogfs.fsd.mount.channel_server import ChannelServer, Workspace, listen
+from cogfs.fsd.mount.closer import Closer
 from cogfs.fsd.mount.counters import Counters
 from cogfs.fsd.mount.dirty import DirtyTable
 from cogfs.fsd.mount.gate import Gate
@@ -141,11 +142,12 @@ class Worker:
         self._options = options
         root_fd = _open_root(options.root, os.O_PATH)
         shared_fd = _open_root(options.root, os.O_RDONLY)
-        nodes = NodeTable(root_fd, min(_MAX_DIRECTORIES, max(limit // _DIRECTORY_SHARE, 16)))
+        self._closer = Closer()
+        nodes = NodeTable(root_fd, min(_MAX_DIRECTORIES, max(limit // _DIRECTORY_SHARE, 16)), self._closer)
         dirty = DirtyTable(nodes, {os.fsencode(name) for name in options.exclude_name}, options.generation)
         self._loop = None if options.stock_loop else _burst_loop()
         self._invalidator = Invalidator()
-        tree = Tree(nodes, HandleTable(), dirty, Identity())
+        tree = Tree(nodes, HandleTable(self._closer), dirty, Identity())
         gate = Gate() if self._loop is None else Gate(self._loop.outside)
         preserver = Preserver(
             tree, gate, options.undo_log, options.boundary, options.content_at_once, options.log_limit
@@ -182,6 +184,7 @@ class Worker:
             if self._loop is not None:
                 self._loop.uninstall()
             self._invalidator.close()
+            self._closer.stop()
             self._remove_socket()
         log.info("the mount has ended")
         return code
