@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -240,6 +241,29 @@ def test_a_full_log_has_the_rest_captured(start: Start) -> None:
         assert 0 < len(capturer.asked) < 5
         assert worker.undo_log.stat().st_size < 11 * BLOCK
         assert {past(worker, inode, boundary, capturer.contents) for inode in inodes} == {data(4)}
+
+
+def test_a_full_disk_of_the_log_has_the_rest_captured(start: Start) -> None:
+    worker = start(undo_log=True)
+    directory = worker.undo_log.parent
+    assert worker.unmount() == 0
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", directory], check=True)
+    try:
+        worker.start()
+        path = worker.mountpoint / "f"
+        path.write_bytes(data(16))
+        inode = path.stat().st_ino
+        with worker.connect() as client, Capturer(client, worker.undo_log) as capturer:
+            with capturer.lock:
+                boundary = capturer.latest = client.boundary().generation
+            write_at(path, 3 * BLOCK, b"fits")
+            path.unlink()
+            assert [wanted.logged for wanted in capturer.asked] == [True]
+            assert not client.broken
+            assert past(worker, inode, boundary, capturer.contents) == data(16)
+        assert worker.unmount() == 0
+    finally:
+        subprocess.run(["umount", "-l", directory], check=True)
 
 
 def forget(path: Path) -> None:

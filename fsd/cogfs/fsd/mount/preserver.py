@@ -56,6 +56,7 @@ AT_ONCE = 1 << 20
 LOG_LIMIT = 512 << 20
 #: What is overwritten is written down in whole blocks.
 _BLOCK = 4096
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: After the end of every file.
 _END = 1 << 62
 
@@ -492,36 +493,34 @@ class Preserver:
             was = self._describe(node)
             if was is None:
                 return self._ticket(node).answered
-            if 0 <= self._limit < was.status.size:
-                self._write_down(node, [InodeWas(self._latest, structs.replace(was, reason=TOO_LARGE))])
-                return None
-            kept = _Kept(self._latest, structs.replace(was, logged=True))
-            records.append(InodeWas(self._latest, kept.was))
-        size = kept.was.status.size
+            too_large = 0 <= self._limit < was.status.size
+            was = structs.replace(was, reason=TOO_LARGE) if too_large else structs.replace(was, logged=True)
+            kept = _Kept(self._latest, was)
+            records.append(InodeWas(self._latest, was))
+        size = kept.was.status.size if kept.was.logged else 0
         missing = kept.spans.missing(start - start % _BLOCK, min(size, end + -end % _BLOCK))
         data = self._read(node, missing)
         if data is None:
             return self._ticket(node).answered
         for (first, _), part in zip(missing, data, strict=True):
             records.append(ContentWas(self._latest, node.ino, first, part))
-        if self._write_down(node, records):
-            for first, stop in missing:
-                kept.spans.add(first, stop)
-            if kept.spans.missing(0, size):
-                self._kept[node] = kept
+        try:
+            self._writable().append(*records)
+        except OSError as error:
+            if data and error.errno in _NO_ROOM:
+                return self._ticket(node).answered  # the store may have room, where it takes less
+            self._give_up(error)
+            return None
+        self._preserved(node)
+        for first, stop in missing:
+            kept.spans.add(first, stop)
+        if kept.spans.missing(0, size):
+            self._kept[node] = kept
         return None
 
-    def _write_down(self, node: Node, records: Sequence[Record]) -> bool:
-        """Of a file, before it is changed. Whether that could be done."""
-        if records:
-            try:
-                self._writable().append(*records)
-            except OSError as error:
-                self._give_up(error)
-                return False
+    def _preserved(self, node: Node) -> None:
         self._kept.pop(node, None)
         self._done.add(node)
-        return True
 
     def _read(self, node: Node, ranges: Sequence[tuple[int, int]]) -> list[bytes] | None:
         """Parts of a file, where they are in memory and the log may take as much: nobody waits for the disk here."""
