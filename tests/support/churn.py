@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-#: Bytes of a file now and then, so that capturing it takes a moment.
-_LARGE = 400_000
+#: Bytes of a file now and then: one that the undo log takes as a whole, and one of which it takes parts.
+_LARGE = (400_000, 2_500_000)
 
 
 class Churn:
@@ -26,6 +26,7 @@ class Churn:
             (6, self.create),
             (5, self.overwrite),
             (4, self.append),
+            (5, self.patch),
             (2, self.truncate),
             (4, self.unlink),
             (4, self.rename),
@@ -96,7 +97,7 @@ class Churn:
         return self._directory() / f"{self.prefix}{self._number}"
 
     def _content(self) -> bytes:
-        size = _LARGE if self.dice.random() < 0.05 else self.dice.randrange(2000)
+        size = self.dice.choice(_LARGE) if self.dice.random() < 0.06 else self.dice.randrange(2000)
         return self.dice.randbytes(size)
 
     # --- changing
@@ -111,6 +112,15 @@ class Churn:
     def append(self) -> None:
         with open(self._file(), "ab") as file:
             file.write(b"more\n")
+
+    def patch(self) -> None:
+        """Write into a file here and there; the larger, the more likely."""
+        path = max((self._file() for _ in range(4)), key=lambda path: path.lstat().st_size)
+        with open(path, "r+b", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            for _ in range(self.dice.randrange(1, 4)):
+                file.seek(self.dice.randrange(size + 1))
+                file.write(self.dice.randbytes(self.dice.randrange(1, 9000)))
 
     def truncate(self) -> None:
         path = self._file()
