@@ -16,7 +16,7 @@ import pytest
 
 from cogfs.client import Client, CogfsError, NoSpace, Snapshot
 from cogfs.v1 import snapshot_pb2
-from tests.e2e.support.disks import ext4, fill, mounted, shut_down
+from tests.e2e.support.disks import ext4, fill, keepers, mounted, shut_down
 from tests.e2e.support.site import Site, as_root, kill, unmount_all, wait_for
 from tests.e2e.support.writing import running
 from tests.support.tree import Tree, describe, differences, of_snapshot
@@ -179,7 +179,10 @@ def _end_loop(image: Path) -> None:
         done = subprocess.run([*as_root(), "losetup", "-j", str(image)], capture_output=True, check=True, timeout=60)
         return bool(done.stdout)
 
-    wait_for("the loop device ends", lambda: not attached())
+    try:
+        wait_for("the loop device ends", lambda: not attached())
+    except AssertionError as error:
+        raise AssertionError(f"{error}; it is kept by {keepers(image)}") from None
 
 
 @contextmanager
