@@ -176,7 +176,7 @@ def test_a_store_whose_disk_breaks(here: Site) -> None:
 
 def _end_loop(image: Path) -> None:
     def attached() -> bool:
-        done = subprocess.run([*as_root(), "losetup", "-j", str(image)], capture_output=True, check=True, timeout=60)
+        done = subprocess.run([*as_root(), "losetup", "-j", str(image)], capture_output=True, check=True, timeout=180)
         return bool(done.stdout)
 
     try:
@@ -195,7 +195,7 @@ def _damaged(here: Site) -> Iterator[None]:
             (here.project / name).write_text(f"{name}\n")
     _end_loop(image)
     blocks = subprocess.run(
-        ["debugfs", "-R", "blocks /lost", str(image)], capture_output=True, check=True, timeout=60, text=True
+        ["debugfs", "-R", "blocks /lost", str(image)], capture_output=True, check=True, timeout=180, text=True
     )
     with image.open("r+b") as file:
         file.seek(int(blocks.stdout.split()[0]) * _block_size(image))
@@ -205,7 +205,7 @@ def _damaged(here: Site) -> Iterator[None]:
             ["debugfs", "-w", "-R", f"set_inode_field {name} checksum 0x1234", str(image)],
             capture_output=True,
             check=True,
-            timeout=60,
+            timeout=180,
         )
     with ext4(image, here.project):
         yield
@@ -213,7 +213,7 @@ def _damaged(here: Site) -> Iterator[None]:
 
 def _block_size(image: Path) -> int:
     done = subprocess.run(
-        ["debugfs", "-R", "stats -h", str(image)], capture_output=True, check=True, timeout=60, text=True
+        ["debugfs", "-R", "stats -h", str(image)], capture_output=True, check=True, timeout=180, text=True
     )
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("Block size:"))
     return int(line.split()[-1])

@@ -23,12 +23,12 @@ _LOOP = 7
 def mounted(place: Path, *arguments: str) -> Iterator[Path]:
     """Another filesystem at ``place``."""
     place.mkdir(parents=True, exist_ok=True)
-    subprocess.run([*as_root(), "mount", *arguments, str(place)], check=True, timeout=60)
-    subprocess.run([*as_root(), "chown", f"{os.geteuid()}:{os.getegid()}", str(place)], check=True, timeout=60)
+    subprocess.run([*as_root(), "mount", *arguments, str(place)], check=True, timeout=180)
+    subprocess.run([*as_root(), "chown", f"{os.geteuid()}:{os.getegid()}", str(place)], check=True, timeout=180)
     try:
         yield place
     finally:
-        subprocess.run([*as_root(), "umount", "-l", str(place)], check=True, timeout=60)
+        subprocess.run([*as_root(), "umount", "-l", str(place)], check=True, timeout=180)
 
 
 def fill(place: Path, leave: int = 0) -> Path:
@@ -48,7 +48,7 @@ def ext4(image: Path, place: Path, megabytes: int = 64) -> Iterator[Path]:
     if not image.exists():
         with image.open("wb") as file:
             file.truncate(megabytes << 20)
-        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True, timeout=60)
+        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True, timeout=180)
     with mounted(place, "-o", "loop,errors=continue", str(image)):
         yield place
 
@@ -65,7 +65,7 @@ def shut_down(place: Path) -> None:
 def keepers(image: Path) -> list[str]:
     """The processes that have something open on the loop device of a file, or see it mounted, with their commands."""
     done = subprocess.run(
-        [*as_root(), "losetup", "-j", str(image)], capture_output=True, text=True, timeout=60, check=True
+        [*as_root(), "losetup", "-j", str(image)], capture_output=True, text=True, timeout=180, check=True
     )
     devices = {int(number) for number in re.findall(r"^/dev/loop(\d+):", done.stdout, re.MULTILINE)}
     found = []
