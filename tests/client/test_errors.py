@@ -39,7 +39,7 @@ def _abort(context: Any, code: grpc.StatusCode, message: str, *details: Any) -> 
 
 def _raised(endpoint: str) -> CogfsError:
     with connect(endpoint) as cog, pytest.raises(CogfsError) as caught:
-        cog.daemon(timeout=20)
+        cog.daemon(timeout=180)
     return caught.value
 
 
@@ -150,7 +150,7 @@ def test_socket_where_grpc_or_the_kernel_would_not_go(tmp_path: Path, name: str)
             serving(f"unix:///proc/self/fd/{descriptor}/s", lambda context: admin_pb2.Daemon(pid=7)),
             connect(f"unix://{str(directory).replace('%', '%25')}/s") as cog,
         ):
-            assert cog.daemon(timeout=20).pid == 7
+            assert cog.daemon(timeout=180).pid == 7
     finally:
         os.close(descriptor)
 

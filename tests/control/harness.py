@@ -26,7 +26,7 @@ from cogfs.v1.snapshot_pb2_grpc import SnapshotServiceStub
 from cogfs.v1.workspace_pb2_grpc import WorkspaceServiceStub
 
 #: Longest wait for anything; reached only when something is wrong.
-PATIENCE = 60.0
+PATIENCE = 240.0
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 

@@ -29,7 +29,7 @@ def _run(
     environment: dict[str, str], *arguments: str | bytes, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "cogfs.ctl.main", *arguments]
-    return subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=120, check=False)
+    return subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_question_on_a_terminal_comes_after_the_daemon(environment: dict[str, st
             env=environment,
             stdin=follower,
             capture_output=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
     finally:
@@ -172,7 +172,7 @@ def test_reader_that_went_away(environment: dict[str, str]) -> None:
             env=environment,
             stdout=writing,
             stderr=subprocess.PIPE,
-            timeout=120,
+            timeout=600,
             check=False,
         )
     finally:
@@ -187,7 +187,7 @@ def test_help_loads_no_grpc(environment: dict[str, str]) -> None:
         "try:\n    app(['rewind', '--help'], obj=Invocation())\nexcept SystemExit:\n    pass\n"
         "print([name for name in ('grpc', 'google.protobuf', 'cogfs.client') if name in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=600, check=True)
     assert b"Usage: " in done.stdout
     assert done.stderr == b"[]\n"
 

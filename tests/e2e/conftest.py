@@ -20,7 +20,7 @@ from tests.e2e.support.site import Site, site
 
 def _settled(base: Path) -> dict[int, object]:
     """The processes that are left once those that are just ending had their time."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 180
     while True:
         left: dict[int, object] = dict(processes_of(base))
         if not left or time.monotonic() > deadline:

@@ -13,7 +13,7 @@ from typing import Any
 #: How the kernel writes white space and backslashes in names.
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 #: No command of a test takes longer, however slow the machine is.
-TIMEOUT = 180
+TIMEOUT = 240
 
 Argument = str | bytes | os.PathLike[str]
 

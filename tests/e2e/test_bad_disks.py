@@ -16,7 +16,7 @@ import pytest
 
 from cogfs.client import Client, CogfsError, NoSpace, Snapshot
 from cogfs.v1 import snapshot_pb2
-from tests.e2e.support.disks import ext4, fill, mounted, shut_down
+from tests.e2e.support.disks import ext4, fill, keepers, mounted, shut_down
 from tests.e2e.support.site import Site, as_root, kill, unmount_all, wait_for
 from tests.e2e.support.writing import running
 from tests.support.tree import Tree, describe, differences, of_snapshot
@@ -176,10 +176,13 @@ def test_a_store_whose_disk_breaks(here: Site) -> None:
 
 def _end_loop(image: Path) -> None:
     def attached() -> bool:
-        done = subprocess.run([*as_root(), "losetup", "-j", str(image)], capture_output=True, check=True, timeout=60)
+        done = subprocess.run([*as_root(), "losetup", "-j", str(image)], capture_output=True, check=True, timeout=180)
         return bool(done.stdout)
 
-    wait_for("the loop device ends", lambda: not attached())
+    try:
+        wait_for("the loop device ends", lambda: not attached())
+    except AssertionError as error:
+        raise AssertionError(f"{error}; it is kept by {keepers(image)}") from None
 
 
 @contextmanager
@@ -192,7 +195,7 @@ def _damaged(here: Site) -> Iterator[None]:
             (here.project / name).write_text(f"{name}\n")
     _end_loop(image)
     blocks = subprocess.run(
-        ["debugfs", "-R", "blocks /lost", str(image)], capture_output=True, check=True, timeout=60, text=True
+        ["debugfs", "-R", "blocks /lost", str(image)], capture_output=True, check=True, timeout=180, text=True
     )
     with image.open("r+b") as file:
         file.seek(int(blocks.stdout.split()[0]) * _block_size(image))
@@ -202,7 +205,7 @@ def _damaged(here: Site) -> Iterator[None]:
             ["debugfs", "-w", "-R", f"set_inode_field {name} checksum 0x1234", str(image)],
             capture_output=True,
             check=True,
-            timeout=60,
+            timeout=180,
         )
     with ext4(image, here.project):
         yield
@@ -210,7 +213,7 @@ def _damaged(here: Site) -> Iterator[None]:
 
 def _block_size(image: Path) -> int:
     done = subprocess.run(
-        ["debugfs", "-R", "stats -h", str(image)], capture_output=True, check=True, timeout=60, text=True
+        ["debugfs", "-R", "stats -h", str(image)], capture_output=True, check=True, timeout=180, text=True
     )
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("Block size:"))
     return int(line.split()[-1])

@@ -172,7 +172,7 @@ def test_no_permission(on_disk: Site) -> None:
         path.mkdir(exist_ok=True)
     secret = on_disk.base / "secret"
     secret.mkdir(mode=0o700)
-    subprocess.run([*as_root(), "chown", str(_NOBODY), *map(str, places)], check=True, timeout=60)
+    subprocess.run([*as_root(), "chown", str(_NOBODY), *map(str, places)], check=True, timeout=180)
     on_disk.environ["HOME"] = str(on_disk.state)
     as_user = on_disk.prefix_as(_NOBODY, _NOBODY)
     on_disk.prefix = (*as_root(), "unshare", "-m", "sh", "-ec", _CLOSED_FUSE, str(on_disk.base), *as_user)

@@ -14,6 +14,7 @@ import pytest
 
 from cogfs.client import CogfsError, Snapshot
 from cogfs.v1 import snapshot_pb2
+from cogfs.v1.reasons import Reason
 from tests.e2e.ctl import TIMEOUT, Ctl
 from tests.e2e.support.site import Aside, Site, as_root, wait_for
 from tests.support.tree import Tree, describe, differences, of_snapshot
@@ -196,8 +197,9 @@ def unsealed(here: Site, clients: ExitStack, taken: list[Snapshot]) -> Iterator[
     """A snapshot of which nothing is captured before the block has ended; it is put into the list when it is captured,
     or has failed. A call that has to wait for a capture waits for longer than the block."""
     here.kill_daemon()
-    here.start("checkpoint.committed")
-    here.ctl("checkpoint", here.project, code=None)
+    assert here.start("checkpoint.committed") is not None
+    died = here.ctl("checkpoint", here.project, code=None)
+    assert died.code == Reason.UNAVAILABLE.exit_code, died
     yield
     here.start()
     cog = clients.enter_context(here.client())

@@ -132,7 +132,7 @@ def recovery_of(here: Site, cog: Client) -> workspace_pb2.Recovery:
     return found
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_fifty_moments_of_a_restore(here: Site) -> None:
     pair = Pair(here, 1500)
     with here.client() as cog:

@@ -31,7 +31,6 @@ def there() -> Iterator[Site]:
             site.close()
 
 
-@pytest.mark.timeout(300)
 def test_crashes(there: Site) -> None:
     counts = Counts()
     for _ in rounds(there, 2026, counts, 25):

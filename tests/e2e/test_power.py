@@ -15,7 +15,7 @@ _REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(bool(image.missing()), reason=image.missing())
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arguments", [["--cuts=3"], ["--cuts=2", "--two"], ["--cuts=5", "--control=sync"]])
 def test_cuts(arguments: list[str]) -> None:
     # A process of its own, as it needs a mount namespace of its own.
@@ -26,7 +26,7 @@ def test_cuts(arguments: list[str]) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=180,
+        timeout=1700,
         check=False,
     )
     assert done.returncode == 0, done.stdout

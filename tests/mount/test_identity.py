@@ -29,7 +29,7 @@ def run_as(code: str, *arguments: object, groups: tuple[int, ...] = (), uid: int
         umask=0o022,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -145,7 +145,7 @@ def unprivileged() -> None:
         assert (worker.root / "listed" / "h").stat().st_uid == NOBODY
         assert stat.S_IMODE(Path(worker.socket).stat().st_mode) == 0o600
         worker.process.terminate()
-        assert worker.process.wait(20) == 0
+        assert worker.process.wait(180) == 0
         assert worker.errors() == []
         assert not os.path.ismount(worker.mountpoint)
     finally:
@@ -186,7 +186,7 @@ def test_worker_without_privileges(tmp_path: Path) -> None:
         ["unshare", "--mount", "sh", "-c", prepare, "sh", tmp_path, sys.executable, code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr

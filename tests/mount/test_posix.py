@@ -228,7 +228,7 @@ def test_same_as_plain(places: Places, name: str) -> None:
 
 
 def test_dots_are_listed(worker: MountedWorker) -> None:
-    listed = subprocess.run(["ls", "-a", worker.mountpoint], capture_output=True, check=True, timeout=20).stdout
+    listed = subprocess.run(["ls", "-a", worker.mountpoint], capture_output=True, check=True, timeout=180).stdout
     assert listed.split() == [b".", b".."]
 
 
@@ -255,7 +255,7 @@ def test_two_appenders(worker: MountedWorker) -> None:
     code += "for i in range(500): os.write(fd,(sys.argv[2]*30+'\\n').encode())"
     log = worker.mountpoint / "log"
     writers = [subprocess.Popen([sys.executable, "-c", code, log, letter]) for letter in "ab"]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert [writer.wait(180) for writer in writers] == [0, 0]
     lines = log.read_text().split()
     assert sorted(lines) == ["a" * 30] * 500 + ["b" * 30] * 500
 

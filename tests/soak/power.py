@@ -36,6 +36,7 @@ def main() -> int:
         command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", "tests.soak.power"]
         os.execvpe(command[0], [*command, *sys.argv[1:]], {**os.environ, _MARK: "1"})
     del os.environ[_MARK]
+    image.let_go()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}", flush=True)

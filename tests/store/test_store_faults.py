@@ -40,7 +40,7 @@ def run(*arguments: str, crash_at: str = "") -> tuple[int, list[str]]:
         [sys.executable, str(PROGRAM), *arguments],
         env=environment,
         capture_output=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode in {0, -signal.SIGKILL}, done.stderr.decode()
@@ -111,7 +111,7 @@ def test_killed_at_any_moment(place: Path) -> None:
                 rounds += 1
         process.send_signal(signal.SIGKILL)
         rounds += process.stdout.read().count(b"done ")
-        process.wait(60)
+        process.wait(180)
         process.stdout.close()
         with open_store(place) as store:
             found = check_rounds(store)
@@ -208,7 +208,7 @@ def test_bytes_that_a_failed_sync_lost_are_never_named(place: Path) -> None:
 def failing_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("library") / "failing_calls.so"
     source = PROGRAM.with_name("failing_calls.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True, timeout=60)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True, timeout=180)
     return library
 
 
@@ -223,7 +223,7 @@ def test_a_failing_call_of_the_system(
         [sys.executable, str(PROGRAM), "insist", str(place)],
         env=environment,
         capture_output=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
@@ -238,7 +238,7 @@ def test_the_disk_is_full(tmp_path: Path) -> None:
     script = f"mount -t tmpfs -o size=6m none {mount} && exec {sys.executable} {PROGRAM} full {mount}"
     # In a mount namespace of its own, so that nothing stays mounted whatever happens.
     own = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
-    done = subprocess.run([*own, "sh", "-c", script], capture_output=True, timeout=120, check=False)
+    done = subprocess.run([*own, "sh", "-c", script], capture_output=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b"well\n"
 

@@ -58,7 +58,7 @@ def test_one_process_at_a_time(place: Path) -> None:
     with pytest.raises(Locked):
         Store.open(place)
     holder.kill()
-    holder.wait(60)
+    holder.wait(180)
     holder.stdin.close()
     holder.stdout.close()
     use(place)

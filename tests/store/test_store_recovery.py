@@ -61,7 +61,7 @@ def run(*arguments: str, crash_at: str = "") -> tuple[int, list[int]]:
         [sys.executable, str(PROGRAM), *arguments],
         env=dict(os.environ, COGFS_CRASH_AT=crash_at),
         capture_output=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode in {0, -signal.SIGKILL}, done.stderr.decode()
@@ -112,7 +112,7 @@ def test_killed_at_any_moment_again_and_again(place: Path) -> None:
         output = b"".join(process.stdout.readline() for _ in range(chance.randrange(1, 30)))
         process.send_signal(signal.SIGKILL)
         output += process.stdout.read()
-        process.wait(60)
+        process.wait(180)
         process.stdout.close()
         put += said(output)
         if round_ % 4 == 2:
@@ -156,7 +156,7 @@ def test_a_process_that_ends_without_a_word(place: Path, tmp_path: Path) -> None
     done = subprocess.run(
         [sys.executable, str(PROGRAM), "leave", str(place), str(tmp_path / "large")],
         capture_output=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     name, tree = map(bytes.fromhex, done.stdout.decode().split())

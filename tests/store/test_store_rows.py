@@ -449,7 +449,7 @@ def test_a_reader_sees_one_state_and_a_read_within_a_write_sees_that(store: Stor
         assert len(reader.threads()) == 1
         other = threading.Thread(target=write)
         other.start()
-        assert written.wait(60)
+        assert written.wait(180)
         other.join()
         assert len(reader.threads()) == 1
     with store.read() as reader:

@@ -121,7 +121,7 @@ class Capturer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True
-        self._thread.join(20)
+        self._thread.join(180)
 
 
 @dataclass

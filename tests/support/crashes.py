@@ -47,7 +47,7 @@ RUNS_IN_A_ROUND = 10
 _DIRECTORIES, _FILES = 9, 60
 _LARGE = (2 << 20, 6 << 20)
 #: Seconds until the thread of a run has to end once everything is served again.
-_PATIENCE = 120.0
+_PATIENCE = 240.0
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 
 

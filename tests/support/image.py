@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import functools
 import os
 import shutil
 import subprocess
@@ -11,8 +14,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_PATIENCE = 120.0
+_PATIENCE = 240.0
 _MEMORY = Path("/dev/shm")
+_libc = ctypes.CDLL(None, use_errno=True)
 #: Lazy initialization would write in the background while a test measures and cuts.
 _MAKE = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"),
@@ -41,7 +45,27 @@ def missing() -> str:
     if not Path("/dev/loop-control").exists():
         return "needs loop devices"
     programs = ("losetup", "mkfs.ext4", "mkfs.xfs", "xfs_io", "unshare")
-    return "".join(f"needs {program}" for program in programs if shutil.which(program) is None)[:40]
+    lacking = [program for program in programs if shutil.which(program) is None]
+    lacking += [f"a kernel with {kind}" for kind in _MAKE if not _known(kind)]
+    return f"needs {', '.join(lacking)}" if lacking else ""
+
+
+@functools.cache
+def _known(kind: str) -> bool:
+    """Whether the kernel has such a filesystem, perhaps in a module that it loads when it is asked for."""
+    with tempfile.TemporaryDirectory(prefix="cogfs-image-") as place:
+        if _libc.mount(b"none", os.fsencode(place), kind.encode(), 0, None) == 0:
+            run("umount", place)
+            return True
+        return ctypes.get_errno() != errno.ENODEV
+
+
+def let_go() -> None:
+    """In a mount namespace of one's own: takes what came along of other tests away, which would be kept by it."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        _, _, device, _, mountpoint, *_ = line.split(" ")
+        if device.startswith("7:") and "/cogfs-" in mountpoint:
+            run("umount", "-l", mountpoint, check=False)
 
 
 class Image:

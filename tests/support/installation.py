@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 _COMMAND_TIMEOUT = 300.0
-_END_TIMEOUT = 60.0
+_END_TIMEOUT = 180.0
 
 
 class CommandFailed(Exception):

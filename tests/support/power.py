@@ -141,7 +141,7 @@ class Machine:
         stop.set()
         self._end_processes()
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
             assert not thread.is_alive(), "a call in the mount hangs after the cut"
         for one in self.images:
             one.unmount()

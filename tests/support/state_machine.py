@@ -485,7 +485,7 @@ class Machine(RuleBasedStateMachine):
                 raise AssertionError("a restore over an open file was not refused")
             _assert_same(before, describe(self.mountpoint), "a refused restore's tree")
             self._release()
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 180
             # The kernel tells of a closed file when it comes to it.
             while plan.busy and time.monotonic() < deadline:
                 plan = call(True)

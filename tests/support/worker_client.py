@@ -46,7 +46,7 @@ class Call:
 
     def wait(self) -> int:
         """Its errno, or 0."""
-        self._thread.join(20)
+        self._thread.join(180)
         assert not self._thread.is_alive()
         return self.error
 
@@ -65,7 +65,7 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
 class WorkerClient:
     """The control process's end of a channel."""
 
-    def __init__(self, path: Path, *, version: int = channel.PROTOCOL_VERSION, timeout: float = 20) -> None:
+    def __init__(self, path: Path, *, version: int = channel.PROTOCOL_VERSION, timeout: float = 180) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(timeout)
         self.socket.connect(str(path))
@@ -279,14 +279,14 @@ class MountedWorker:
     def unmount(self) -> int:
         """Unmount, and wait for the worker's end; its exit code."""
         unmount(self.mountpoint)
-        return self.process.wait(20)
+        return self.process.wait(180)
 
     def stop(self) -> None:
         """Whatever state it is in: nothing of it is left afterwards."""
         if self.process.poll() is None:
             try:
                 unmount(self.mountpoint)
-                self.process.wait(10)
+                self.process.wait(60)
             except (OSError, subprocess.TimeoutExpired):
                 self.process.send_signal(signal.SIGKILL)
                 self.process.wait()

@@ -20,7 +20,7 @@ from cogfs.v1 import admin_pb2
 from cogfs.v1.reasons import Reason
 
 #: Seconds in which a daemon that was started has to answer.
-START_TIMEOUT = 30.0
+START_TIMEOUT = 120.0
 #: Seconds in which a daemon that was told to stop has to be gone: it ends its calls and unmounts first.
 STOP_TIMEOUT = 60.0
 #: Seconds for one question whether it answers.

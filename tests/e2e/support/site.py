@@ -21,7 +21,7 @@ from cogfs.client import Client, CogfsError, Workspace, connect
 from cogfs.v1 import workspace_pb2
 
 #: Longest wait for anything; reached only when something is wrong.
-PATIENCE = 90.0
+PATIENCE = 240.0
 _ROOM = 512 << 20
 
 CTL = Path(sys.executable).with_name("cogfsctl")

@@ -23,7 +23,7 @@ from cogfs.fsd.control.rules import DEFAULT_NAMES
 from cogfs.v1.reasons import Reason
 
 #: Seconds until a new worker has mounted.
-_START_PATIENCE = 30.0
+_START_PATIENCE = 120.0
 _LOG_MAX = 4 << 20
 #: Of its log, the last bytes are looked at for why it ended.
 _LOG_TAIL = 4096
