@@ -272,6 +272,13 @@ class Reader:
         """Of a file with several names: its link group, and the inodes of the directories that hold its names."""
         return self._one(_link, Table.LINKS, _of(workspace_id, inode))
 
+    def links(self, workspace_id: str) -> Iterator[tuple[int, LinkRow]]:
+        """All of a workspace, each with the inode that it is of."""
+        prefix = _under(workspace_id)
+        for key, value in self._view.scan(Table.LINKS, prefix):
+            inode = check_number(key[len(prefix) :], _NUMBER, "inode of a file with several names")
+            yield inode, _decode(_link, value, Table.LINKS, key)
+
 
 class Writer(Reader):
     """The rows in the one transaction that writes; it reads what it wrote. A bad id is a ValueError."""

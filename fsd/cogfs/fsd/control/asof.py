@@ -6,7 +6,7 @@ Whoever asks looks at a file first and at the log afterwards: what was changed m
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cogfs.fsd.control.beneath import Beneath
 from cogfs.fsd.control.capture import UNREADABLE
@@ -43,13 +43,15 @@ class AsOf:
         frozen_ns: int = 0,
         locate: Locate = nowhere,
         stopped: Callable[[], bool] = lambda: False,
+        seen: Sequence[Was] = (),
     ) -> None:
         """Without a ``log``: the present. ``locate`` tells where an inode is now, as far as anybody knows; ``stopped``
-        whether there is no more time to look."""
+        whether there is no more time to look; ``seen`` are files that were read at the boundary."""
         self._log = log
         self._boundary = boundary
         self._locate = locate
         self._stopped = stopped
+        self._seen = {was.status.inode: was for was in seen}
         self._root_fd = root_fd
         self._reach = Beneath(root_fd)
         #: Of the boundary; a file that was changed later, and is not in the log, was changed past the mount.
@@ -81,8 +83,10 @@ class AsOf:
         return self._log is not None and self._log.replaced(directory, self._boundary)
 
     def inode(self, inode: int) -> Was | None:
-        """What the log has of an inode, as of the last ``refresh``."""
-        return None if self._log is None else self._log.inode(inode, self._boundary)
+        """What the log has of an inode, as of the last ``refresh``, or what was seen of it at the boundary: the log may
+        have it from after a change by a name elsewhere."""
+        was = self._seen.get(inode)
+        return was if was is not None or self._log is None else self._log.inode(inode, self._boundary)
 
     def content(self, inode: int) -> Content:
         """What the content of a file was of which ``inode`` tells that it is logged."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 
 import msgspec
@@ -35,6 +36,15 @@ def is_reported(row: StatRow) -> bool:
     return row.entry.kind is Kind.OPAQUE and row.entry.target in _REPORTED_BYTES
 
 
+def is_linked(row: StatRow) -> bool:
+    """Whether the row is of a regular file with several names, also of one that is not kept. One that had several and
+    has one counts while it keeps its group."""
+    entry = row.entry
+    return entry.link_group != 0 or (
+        entry.kind is Kind.OPAQUE and row.nlink > 1 and stat.S_ISREG(row.mode) and is_reported(row)
+    )
+
+
 class RecordBook:
     """Directory rows and hard-link rows of one workspace: reads fall through to the store, writes stay here.
 
@@ -50,6 +60,8 @@ class RecordBook:
         self._directories: dict[int, DirectoryRow | None] = {}
         self._links: dict[int, Link | None] = {}
         self._held = 0
+        #: Something was written ahead, and is not held any more.
+        self._flushed = False
         self._looked_up: tuple[int, dict[bytes, StatRow]] = (0, {})
 
     def directory(self, inode: int) -> DirectoryRow | None:
@@ -105,6 +117,15 @@ class RecordBook:
             return
         rest = tuple(other for other in known[1] if other != directory)
         self._links[inode] = (known[0], rest) if rest else None
+
+    def linked(self) -> set[int] | None:
+        """Files with several names whose rows or names have changed; None: there may be more of them."""
+        if self._flushed:
+            return None
+        changed = set(self._links)
+        for row in self._directories.values():
+            changed.update(child.inode for child in (row.rows if row is not None else ()) if is_linked(child))
+        return changed
 
     def drop_tree(self, inode: int, keep: frozenset[int] | set[int]) -> None:
         """Forget a directory that is gone and all below it, except the directories in ``keep`` (they moved)."""
@@ -178,6 +199,7 @@ class RecordBook:
             state = writer.record_state(self._workspace_id)
             if state is not None and state.worker_started_ns:
                 writer.put_record_state(self._workspace_id, msgspec.structs.replace(state, worker_started_ns=0))
+        self._flushed = True
         self._directories.clear()
         self._links.clear()
         self._held = 0

@@ -33,7 +33,7 @@ from cogfs.fsd.control.capture import (
     open_inode,
     read_xattrs,
 )
-from cogfs.fsd.control.recordbook import RecordBook, is_reported
+from cogfs.fsd.control.recordbook import RecordBook, is_linked, is_reported
 from cogfs.fsd.control.rules import Rules, is_temporary
 from cogfs.fsd.control.worklist import Work, Worklist
 from cogfs.fsd.undolog import LOST, EntryWas, Status, Was
@@ -586,8 +586,9 @@ class Recorder:
         for row in rows:
             if _is_linkable(row):
                 now.add(row.inode)
-            if row.entry.link_group:
-                self._book.add_link(row.inode, row.entry.link_group, frame.inode)
+            if is_linked(row):
+                group = row.entry.link_group or self._book.group(row.inode)
+                self._book.add_link(row.inode, group, frame.inode)
                 if row.entry.name in frame.looked:
                     self._linked[row.inode] = row
         for row in frame.old.values():
@@ -944,8 +945,8 @@ class Recorder:
 
 
 def _is_linkable(row: StatRow) -> bool:
-    """Whether the row is of a regular file, one that is refused for its several names among them."""
-    return row.entry.kind is Kind.FILE or row.entry.link_group != 0
+    """Whether the row is of a regular file, one with several names that is not kept among them."""
+    return row.entry.kind is Kind.FILE or is_linked(row)
 
 
 def _is_read(row: StatRow) -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from cogfs.fsd.channel import Broken, Foreign, ListForeign, Preserve, Reconcile, Sealed, Wanted
+from cogfs.fsd.channel import Broken, DirtyFile, Foreign, ListForeign, Preserve, Reconcile, Sealed, Wanted
 from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.asof import AsOf, Stopped
@@ -30,6 +30,7 @@ from cogfs.fsd.control.background import lower_priority
 from cogfs.fsd.control.before import put_content
 from cogfs.fsd.control.beneath import beneath, join, split
 from cogfs.fsd.control.capture import Vanished, capture_file, open_inode, read_xattrs
+from cogfs.fsd.control.elsewhere import Elsewhere
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.ports import Link
@@ -115,6 +116,7 @@ class Sealer:
         workspace_id: str,
         undo_log: Path,
         ahead: Ahead,
+        elsewhere: Elsewhere,
     ) -> None:
         """``pool`` reads what a boundary left, ``urgent`` what a call waits for."""
         self._store = store
@@ -123,6 +125,7 @@ class Sealer:
         self._workspace_id = workspace_id
         self._undo_log = undo_log
         self._ahead = ahead
+        self._elsewhere = elsewhere
         self.order = threading.Lock()
         #: The snapshot that is being restored, from before it is looked up.
         self.restoring: frozenset[str] = frozenset()
@@ -535,6 +538,7 @@ class Sealer:
         whereabouts = Whereabouts(root_fd, link, held=same_worker and not row.unlisted)
         rules = Rules.of(snapshot)
         book = RecordBook(self._store, self._workspace_id, FLUSH_ROWS if row.unlisted else _ALL_ROWS)
+        listed = None if row.unlisted else boundaries.decode(row.changes)
         asof = AsOf(
             root_fd,
             log=log,
@@ -542,6 +546,7 @@ class Sealer:
             frozen_ns=row.frozen_ns,
             locate=whereabouts,
             stopped=lambda: self._closed,
+            seen=listed.seen if listed is not None else (),
         )
         try:
             asof.refresh()
@@ -549,9 +554,9 @@ class Sealer:
                 self._store, book, root_fd, rules, self._pool, asof, believed_until(state), self._ahead.content
             )
             recorded = None
-            if not row.unlisted and state is not None and state.root is not None:
-                changes = boundaries.decode(row.changes)
-                recorded = recorder.update(changes.directories, changes.files, state.root)
+            if listed is not None and state is not None and state.root is not None:
+                files = self._with_late(row, listed.files, link)
+                recorded = recorder.update(listed.directories, files, state.root)
             if recorded is None:
                 if not row.unlisted:
                     raise CogfsError(Reason.IO, "what the snapshot builds upon is not recorded")
@@ -559,6 +564,14 @@ class Sealer:
         finally:
             asof.close()
         return recorded, book
+
+    def _with_late(self, row: BoundaryRow, files: list[DirtyFile], link: Link | None) -> list[DirtyFile]:
+        """With the files that were changed by a name elsewhere before the boundary, and after the one before it had
+        been read: that one was not recorded yet when this was made, so that they could not be compared with it."""
+        if link is None or not link.alive:
+            return files
+        late = self._elsewhere.unrecorded(link, {file.inode for file in files}, row.frozen_ns)
+        return boundaries.with_content(files, late)
 
     def _commit(
         self, row: BoundaryRow, snapshot: SnapshotRow, recorded: Recorded, book: RecordBook, started_ns: int
@@ -582,25 +595,30 @@ class Sealer:
         )
         # What is synced first need not be synced while others wait for the order.
         self._store.sync()
-        with self.order, self._store.write() as writer:
-            book.write(writer)
-            before = writer.record_state(self._workspace_id)
-            writer.put_record_state(
-                self._workspace_id,
-                RecordState(
-                    recorded.root,
-                    recorded.root_inode,
-                    snapshot.exclude,
-                    snapshot.max_file_bytes,
-                    row.worker_started_ns,
-                    boot_id(),
-                    before.synced_ns if before is not None and before.boot_id == boot_id() else 0,
-                    snapshot.refuse_hard_links,
-                ),
-            )
-            writer.put_snapshot(sealed)
-            writer.delete_boundary(self._workspace_id, row.generation)
-            delete_expired(writer, self._workspace_id, self.restoring)
+        with self.order:
+            with self._store.write() as writer:
+                book.write(writer)
+                before = writer.record_state(self._workspace_id)
+                writer.put_record_state(
+                    self._workspace_id,
+                    RecordState(
+                        recorded.root,
+                        recorded.root_inode,
+                        snapshot.exclude,
+                        snapshot.max_file_bytes,
+                        row.worker_started_ns,
+                        boot_id(),
+                        before.synced_ns if before is not None and before.boot_id == boot_id() else 0,
+                        snapshot.refuse_hard_links,
+                    ),
+                )
+                writer.put_snapshot(sealed)
+                writer.delete_boundary(self._workspace_id, row.generation)
+                delete_expired(writer, self._workspace_id, self.restoring)
+            self._elsewhere.follow(book)
+        with suppress(StoreError):
+            # Or the next boundary has to wait for it.
+            self._elsewhere.catch_up()
         with self._changed:
             self._unsynced_since = self._unsynced_since or time.monotonic()
 

@@ -29,9 +29,11 @@ from cogfs.fsd.channel import (
     Stats,
     Unguard,
 )
+from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.beneath import Beneath, split
 from cogfs.fsd.control.bypass import Bypass
+from cogfs.fsd.control.elsewhere import Elsewhere, Found, unlisted_by
 from cogfs.fsd.control.errors import CogfsError, show
 from cogfs.fsd.control.link import WorkerRefused
 from cogfs.fsd.control.openers import mapped
@@ -41,6 +43,7 @@ from cogfs.fsd.control.recorder import Recorded, Recorder
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.scanned import gone
 from cogfs.fsd.control.sealer import Sealer, believed_until, boot_id, delete_expired
+from cogfs.fsd.undolog import Was
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Writer
 from cogfs.store.schema import (
@@ -96,7 +99,8 @@ class Workspace:
         self.store = store
         self.pool = pool
         self.ahead = Ahead(store)
-        self.sealer = Sealer(store, pool, urgent, workspace_id, undo_log, self.ahead)
+        self.elsewhere = Elsewhere(store, workspace_id)
+        self.sealer = Sealer(store, pool, urgent, workspace_id, undo_log, self.ahead, self.elsewhere)
         self.id = workspace_id
         self.lock = threading.RLock()
         self.link: Link | None = None
@@ -249,7 +253,8 @@ class Workspace:
         ):
             recorder = Recorder(self.store, book, link.root_fd, rules, self.pool, ahead=self.ahead.content)
             changes = frozen.changes
-            recorded = recorder.update(changes.directories, changes.files, state.root)
+            files = boundaries.with_content(changes.files, self.elsewhere.unrecorded(link))
+            recorded = recorder.update(changes.directories, files, state.root)
         if recorded is None:
             book = RecordBook(self.store, self.id)
             # A store into a shared map moves no times until the page was written out: such files are read.
@@ -282,6 +287,7 @@ class Workspace:
             )
             if fill is not None:
                 fill(writer)
+        self.elsewhere.follow(current.book)
         step("checkpoint.committed")
         try:
             link.call(Committed(current.generation))
@@ -356,8 +362,11 @@ class Workspace:
             self.sealer.refuse_stuck()
             row = self.row()
             unlisted = not self._builds_upon(link, rules)
+            elsewhere = [] if unlisted else self.elsewhere.changed(link)
+            seen = self._seen(link, rules, elsewhere)
             with self._cut(link, Freeze(unlisted), wait=False) as frozen:
                 unlisted = unlisted or not frozen.complete or _may_be_elsewhere(rules, frozen)
+                changes = b"" if unlisted else self._with_elsewhere(link, rules, frozen, elsewhere, seen)
                 snapshot = SnapshotRow(
                     id=new_id("snap"),
                     workspace_id=self.id,
@@ -383,7 +392,7 @@ class Workspace:
                     frozen.frozen_ns,
                     boot_id(),
                     unlisted,
-                    b"" if unlisted else bytes(frozen.packed),
+                    changes,
                     self.store.pack_bytes(),
                 )
                 step("checkpoint.frozen")
@@ -397,6 +406,7 @@ class Workspace:
                     )
                     if fill is not None:
                         fill(writer, snapshot)
+                self.elsewhere.observe(elsewhere)
                 step("checkpoint.committed")
                 try:
                     link.call(Committed(frozen.generation, True, unlisted, snapshot.max_file_bytes))
@@ -406,6 +416,25 @@ class Workspace:
                     # It takes what it was not told of for a boundary until the next connection tells it.
                     _log.warning("cannot tell the worker of a boundary", workspace=self.id, error=str(error))
         return snapshot
+
+    def _seen(self, link: Link, rules: Rules, elsewhere: list[Found]) -> list[Was]:
+        """Files that were changed by a name elsewhere, read while nobody has to wait for that. What the worker saw
+        change will be listed and protected, and is not read."""
+        if not elsewhere:
+            return []
+        with self._cut(link, Freeze(), wait=False) as frozen:
+            files = frozen.files
+        return self.elsewhere.read(link, rules, unlisted_by(files, elsewhere))
+
+    def _with_elsewhere(
+        self, link: Link, rules: Rules, frozen: Frozen, elsewhere: list[Found], seen: list[Was]
+    ) -> bytes:
+        """What a boundary consists of, with the files that were changed by a name elsewhere as they are now."""
+        packed = bytes(frozen.packed)
+        if not elsewhere:
+            return packed
+        seen = self.elsewhere.read_again(link, rules, unlisted_by(frozen.files, elsewhere), seen)
+        return boundaries.with_seen(packed, seen)
 
     def _builds_upon(self, link: Link, rules: Rules) -> bool:
         """Whether what is recorded, and what will have been when the boundaries are sealed, is followed by what the
