@@ -55,6 +55,9 @@ class PlainEngine:
     def forget(self, workspace_id: str) -> None:
         self._handed.pop(workspace_id, None)
 
+    def stopping(self) -> None:
+        """Nobody waits."""
+
     def close(self) -> None:
         """Nothing is being read."""
 

@@ -70,7 +70,7 @@ def test_page_sizes_of_nowhere(plain: Daemon, size: int) -> None:
 
 
 def test_an_unknown_call_is_unimplemented(daemon: Daemon) -> None:
-    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = daemon.channel.unary_unary("/cogfs.v1.RunService/StartRun")
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = daemon.channel.unary_unary("/cogfs.v1.NoService/NoCall")
     with pytest.raises(grpc.RpcError) as caught:
         call(b"")
     assert isinstance(caught.value, grpc.Call)

@@ -11,11 +11,11 @@ from google.protobuf.message import Message
 from cogfs.client.arguments import struct
 from cogfs.client.names import unescape
 from cogfs.ctl import documents
-from cogfs.v1 import admin_pb2, common_pb2, snapshot_pb2, thread_pb2, workspace_pb2
+from cogfs.v1 import admin_pb2, common_pb2, run_pb2, snapshot_pb2, thread_pb2, workspace_pb2
 
 _MESSAGES = [
     message
-    for module in (admin_pb2, common_pb2, snapshot_pb2, thread_pb2, workspace_pb2)
+    for module in (admin_pb2, common_pb2, run_pb2, snapshot_pb2, thread_pb2, workspace_pb2)
     for message in module.DESCRIPTOR.message_types_by_name.values()
 ]
 

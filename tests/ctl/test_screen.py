@@ -44,6 +44,9 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
             busy_by=[
                 common_pb2.BusyBy(path=b"c", pid=12, command="vim", access=common_pb2.BusyBy.WRITE),
                 common_pb2.BusyBy(path=b"", pid=13, kind=common_pb2.BusyBy.WORKING_DIRECTORY),
+                common_pb2.BusyBy(id="cmd_1", pid=14, command="make", kind=common_pb2.BusyBy.COMMAND),
+                common_pb2.BusyBy(id="run_1", command="shell", kind=common_pb2.BusyBy.TOOL_CALL),
+                common_pb2.BusyBy(id="run_1", command="coder", kind=common_pb2.BusyBy.RUN),
             ],
         )
     )
@@ -56,7 +59,25 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
         "in the way:",
         "  write     c  by vim (pid 12)",
         "  stands in .  by a process (pid 13)",
+        "  command   make (pid 14)  of cmd_1",
+        "  tool call shell  of run run_1",
+        "  run       run_1  of coder",
         "2 would be restored, 1 would be deleted, 7 unchanged (lines added since: 3, deleted since: 1)",
+    ]
+
+
+def test_runs_of_a_rewind_are_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.runs(thread_pb2.RunsReport(going=["r1"], paused=["r2"], durable=["r3"]), True)
+    screen.runs(
+        thread_pb2.RunsReport(going=["r1", "r3"], interrupted=["r1", "r3"], paused=["r2"], durable=["r3"]), False
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "run r1 goes on",
+        "run r2 would be dropped",
+        "run r3 would be dropped",
+        "run r1 was stopped",
+        "run r3 was stopped",
+        "run r2 was dropped",
     ]
 
 

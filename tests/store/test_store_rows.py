@@ -16,6 +16,7 @@ from cogfs.store.ids import new_id
 from cogfs.store.rows import Reader
 from cogfs.store.schema import (
     BoundaryRow,
+    CommandRow,
     DirectoryRow,
     EntryKind,
     EntryRow,
@@ -24,8 +25,13 @@ from cogfs.store.schema import (
     Kind,
     OpaqueReason,
     PolicyRow,
+    ProcessRow,
     RecordState,
     RecoveryRow,
+    RunKind,
+    RunRow,
+    RunState,
+    RunStrategy,
     Skipped,
     SnapshotOrigin,
     SnapshotRow,
@@ -34,6 +40,7 @@ from cogfs.store.schema import (
     StatRow,
     Sums,
     ThreadRow,
+    ToolCallRow,
     TreeEntry,
     UndoRow,
     WorkspaceOptions,
@@ -518,3 +525,65 @@ def test_whether_a_snapshot_is_there(place: Path) -> None:
         assert not rows.has_snapshot("")
         rows.delete_snapshot("snap_a")
         assert not rows.has_snapshot("snap_a")
+
+
+def run(name: str) -> RunRow:
+    return RunRow(
+        name,
+        "thread",
+        "ws",
+        "编码",
+        RunKind.DURABLE,
+        "me",
+        RunStrategy.REJECT,
+        RunState.LAPSED,
+        5,
+        30,
+        7,
+        "parent",
+        "call",
+        PolicyRow(False),
+        True,
+        "because",
+        9,
+    )
+
+
+def test_runs_with_their_tool_calls_and_commands(place: Path) -> None:
+    calls = [ToolCallRow("c1", "r1", "shell", 1), ToolCallRow("c2", "r1", "", 2), ToolCallRow("c1", "r11", "x", 3)]
+    command = CommandRow("cmd", "ws", "thread", "r1", (ProcessRow(7, 8),), "make", 9, "boot", "/sys/fs/cgroup/x")
+    with Store.open(place) as store, store.write() as rows:
+        for name in ("r1", "r11"):
+            rows.put_run(run(name))
+        for call in calls:
+            rows.put_tool_call(call)
+        rows.put_command(command)
+        with pytest.raises(ValueError, match="cannot be an id"):
+            rows.put_run(run(""))
+        with pytest.raises(ValueError, match="cannot be an id"):
+            rows.put_tool_call(ToolCallRow("x" * 129, "r1", "", 0))
+        # What is not there may be deleted.
+        rows.delete_run("r2")
+        rows.delete_tool_call("r1", "c9")
+        rows.delete_command("none")
+    with Store.open(place) as store, store.write() as rows:
+        assert rows.runs() == [run("r1"), run("r11")]
+        assert rows.run("r1") == run("r1")
+        assert rows.has_run("r1") and not rows.has_run("r2") and not rows.has_run("")
+        assert rows.tool_calls("r1") == calls[:2]
+        assert rows.tool_calls() == calls
+        assert rows.tool_call("r1", "c2") == calls[1]
+        assert rows.tool_call("r1", "c9") is None and rows.tool_call("r1", "") is None
+        assert (rows.commands(), rows.command("cmd")) == ([command], command)
+        for missing in ("r2", "", "\0", "x" * 200):
+            with pytest.raises(NotFound):
+                rows.run(missing)
+            with pytest.raises(NotFound):
+                rows.command(missing)
+        rows.delete_tool_call("r1", "c1")
+        assert rows.tool_calls("r1") == calls[1:2]
+        rows.delete_run("r1")
+        rows.delete_command("cmd")
+        assert rows.runs() == [run("r11")]
+        assert rows.tool_calls() == calls[2:]
+        assert rows.commands() == []

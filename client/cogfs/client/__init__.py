@@ -26,6 +26,7 @@ from cogfs.client.errors import (
     ValidationError,
     WorkspaceBusy,
 )
+from cogfs.client.run import Run
 from cogfs.client.snapshot import Snapshot
 from cogfs.client.thread import CheckpointWarning, Thread
 from cogfs.client.workspace import Workspace
@@ -41,6 +42,7 @@ __all__ = [
     "IOFailed",
     "NoSpace",
     "NotFound",
+    "Run",
     "RunInterrupted",
     "Snapshot",
     "Thread",

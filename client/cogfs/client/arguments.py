@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from google.protobuf import duration_pb2, struct_pb2
 
 from cogfs.client.errors import ValidationError
-from cogfs.v1 import common_pb2, thread_pb2, workspace_pb2
+from cogfs.v1 import common_pb2, run_pb2, thread_pb2, workspace_pb2
 
 #: A path: text as Python has it, or the filesystem's own bytes.
 PathArgument = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -121,19 +120,36 @@ def retention(value: RetentionArgument | None) -> workspace_pb2.Retention | None
         message = workspace_pb2.Retention(count=fields.get("count") or 0)
         age = fields.get("max_age")
         if age is not None:
-            message.max_age.CopyFrom(_duration(age))
+            message.max_age.CopyFrom(duration(age))
     except (TypeError, ValueError) as error:
         raise ValidationError(f"a retention has a count and a max_age: {error}") from None
     return message
 
 
-def _duration(age: datetime.timedelta | float) -> duration_pb2.Duration:
-    seconds = age.total_seconds() if isinstance(age, datetime.timedelta) else float(age)
-    if not math.isfinite(seconds):
-        raise ValueError("an age is a number of seconds")
+def duration(length: datetime.timedelta | float) -> duration_pb2.Duration:
+    """A length of time: a timedelta, or seconds."""
     message = duration_pb2.Duration()
-    message.FromMicroseconds(round(seconds * 1e6))
+    try:
+        seconds = length.total_seconds() if isinstance(length, datetime.timedelta) else float(length)
+        message.FromMicroseconds(round(seconds * 1e6))
+    except (TypeError, ValueError, OverflowError):
+        raise ValidationError(f"{length!r} is no length of time: give a number of seconds") from None
     return message
+
+
+def strategy_of(name: str) -> run_pb2.Run.Strategy.ValueType:
+    """What a run does while a rewind holds its thread: "wait" or "reject"."""
+    known = {"wait": run_pb2.Run.WAIT, "reject": run_pb2.Run.REJECT}
+    if name not in known:
+        raise ValidationError(f"{name!r} is no strategy of a run: give one of {', '.join(known)}")
+    return known[name]
+
+
+def process_id(pid: int) -> int:
+    """The number of a process."""
+    if isinstance(pid, bool) or not isinstance(pid, int) or not 0 < pid < 1 << 31:
+        raise ValidationError(f"{pid!r} is no number of a process")
+    return pid
 
 
 def globs(value: Iterable[str]) -> list[str]:

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from cogfs.client.arguments import CheckpointsArgument, PathArgument, RetentionArgument, absolute, text
+from cogfs.client.arguments import CheckpointsArgument, PathArgument, RetentionArgument, absolute, process_id, text
 from cogfs.client.arguments import checkpoints as policy_of
 from cogfs.client.connection import Connection, paged
 from cogfs.client.lifecycle import ensure_daemon
 from cogfs.client.places import default_endpoint
+from cogfs.client.run import Run, own_name
 from cogfs.client.snapshot import Snapshot
 from cogfs.client.thread import Thread, workspace_id
 from cogfs.client.workspace import Workspace, options
-from cogfs.v1 import admin_pb2, thread_pb2, workspace_pb2
+from cogfs.v1 import admin_pb2, run_pb2, thread_pb2, workspace_pb2
 
 
 class Client:
@@ -135,6 +136,52 @@ class Client:
         """The thread with this id. NotFound."""
         request = thread_pb2.GetThreadRequest(thread_id=text(thread_id, "thread's id"))
         return Thread(self._connection, self._connection.call(self._connection.threads.GetThread, request))
+
+    def run(self, run_id: str, *, holder: str | None = None) -> Run:
+        """The run with this id. It is held here once it is entered (``with``), which takes a paused one, or a durable
+        one whose lease ran out, up again, by the name of ``holder`` or of this process. NotFound."""
+        message = self._connection.call(
+            self._connection.runs.GetRun, run_pb2.GetRunRequest(run_id=text(run_id, "run's id"))
+        )
+        return Run(self._connection, self.thread(message.thread_id), message, holder or own_name())
+
+    def runs(
+        self, *, thread: Thread | str | None = None, workspace: Workspace | str | None = None, ended: bool = False
+    ) -> Iterator[run_pb2.Run]:
+        """The runs that go on, are paused or can be taken up, the newest first; with ``ended`` also the last of those
+        that are over."""
+        thread_id = thread.id if isinstance(thread, Thread) else text(thread or "", "thread's id")
+
+        def page(token: str) -> tuple[list[run_pb2.Run], str]:
+            request = run_pb2.ListRunsRequest(
+                thread_id=thread_id, workspace_id=workspace_id(workspace), ended=ended, page_token=token
+            )
+            answer = self._connection.call(self._connection.runs.ListRuns, request)
+            return list(answer.runs), answer.next_page_token
+
+        return paged(page)
+
+    def commands(self, workspace: Workspace | str | None = None) -> list[run_pb2.Command]:
+        """The registered commands of which something still runs, in a workspace or in all."""
+        request = run_pb2.ListCommandsRequest(workspace_id=workspace_id(workspace))
+        return list(self._connection.call(self._connection.runs.ListCommands, request).commands)
+
+    def register_command(
+        self,
+        pid: int,
+        *,
+        workspace: Workspace | str | None = None,
+        command: str | None = None,
+        command_id: str | None = None,
+    ) -> run_pb2.Command:
+        """Registers a process in a workspace, or adds it to a command (``command_id``), as ``Thread.command``."""
+        request = run_pb2.RegisterCommandRequest(
+            workspace_id=workspace_id(workspace),
+            pid=process_id(pid),
+            command=text(command or "", "command's text"),
+            command_id=text(command_id or "", "command's id"),
+        )
+        return self._connection.call(self._connection.runs.RegisterCommand, request)
 
     def set_policy(self, checkpoints: CheckpointsArgument | None, *, agent: str | None = None) -> thread_pb2.Policy:
         """What an agent, or without one the runtime (this daemon), says of checkpoints; None: nothing any more.

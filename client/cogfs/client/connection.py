@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ import grpc
 
 from cogfs.client.errors import Denied, Unavailable, ValidationError, from_rpc
 from cogfs.client.places import socket_path
-from cogfs.v1 import admin_pb2_grpc, snapshot_pb2_grpc, thread_pb2_grpc, workspace_pb2_grpc
+from cogfs.v1 import admin_pb2_grpc, run_pb2_grpc, snapshot_pb2_grpc, thread_pb2_grpc, workspace_pb2_grpc
 
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
@@ -21,12 +22,19 @@ _SUN_PATH = 107
 #: What gRPC takes in a target as it is.
 _PLAIN = re.compile(r"/[A-Za-z0-9._~/-]*")
 
+#: Seconds before a daemon that did not answer is asked again, and that the last question may take.
+_AGAIN = 0.1
+_LAST = 1.0
+
 _OPTIONS = [
     # A message holds what it holds: a report of a million files, a diff of a large one.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # A new connection does not wait for the back-off of one that failed before.
     ("grpc.use_local_subchannel_pool", 1),
+    # A daemon that was restarted is found again soon: who holds a run has little time for that.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
 
@@ -41,6 +49,7 @@ class Connection:
         self.workspaces = workspace_pb2_grpc.WorkspaceServiceStub(self._channel)
         self.snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._channel)
         self.threads = thread_pb2_grpc.ThreadServiceStub(self._channel)
+        self.runs = run_pb2_grpc.RunServiceStub(self._channel)
 
     def _target(self) -> str:
         """What gRPC is given. A path that it or the kernel would not take is reached through its open directory."""
@@ -84,6 +93,22 @@ class Connection:
             return method(request, timeout=timeout)
         except grpc.RpcError as error:
             raise from_rpc(error, self.endpoint) from None
+
+    def call_patiently(
+        self, method: grpc.UnaryUnaryMultiCallable[_Request, _Answer], request: _Request, patience: float
+    ) -> _Answer:
+        """As ``call``, for what can be repeated: a daemon that is being restarted is asked again for ``patience``
+        seconds."""
+        deadline = time.monotonic() + patience
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return method(request, timeout=max(left, _LAST), wait_for_ready=left > 0)
+            except grpc.RpcError as error:
+                failure = from_rpc(error, self.endpoint)
+                if left <= 0 or not isinstance(failure, Unavailable):
+                    raise failure from None
+                time.sleep(_AGAIN)
 
     def stream(self, method: grpc.UnaryStreamMultiCallable[_Request, _Answer], request: _Request) -> Iterator[_Answer]:
         """The answers as they come. CogfsError when the call fails; it is cancelled when the iterator is dropped."""

@@ -6,11 +6,21 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cogfs.client.arguments import CheckpointsArgument, entry_kind, struct, text, wait
+from cogfs.client.arguments import (
+    CheckpointsArgument,
+    duration,
+    entry_kind,
+    process_id,
+    strategy_of,
+    struct,
+    text,
+    wait,
+)
 from cogfs.client.arguments import checkpoints as policy_of
 from cogfs.client.connection import Connection, paged
+from cogfs.client.run import Run, own_name
 from cogfs.client.workspace import Workspace
-from cogfs.v1 import thread_pb2
+from cogfs.v1 import run_pb2, thread_pb2
 
 
 class CheckpointWarning(UserWarning):
@@ -50,6 +60,7 @@ class Thread:
         checkpoints: CheckpointsArgument | None = None,
         agent: str | None = None,
         parent_tool_call_id: str | None = None,
+        run: str | None = None,
     ) -> thread_pb2.Entry:
         """Adds a user's message, after a checkpoint of the files which the entry then names.
 
@@ -58,7 +69,8 @@ class Thread:
 
         Of the run that writes the message: ``checkpoints`` is what it says of them (see ``Client.set_policy``),
         ``agent`` the agent that it is on where that is not the thread's, and ``parent_tool_call_id`` the tool call of
-        another run that started it, in which case it takes none.
+        another run that started it, in which case it takes none. A run that is registered has said all that: give its
+        id as ``run``, or write through it (``Run.user_message``).
         """
         return self.append(
             "user",
@@ -70,6 +82,7 @@ class Thread:
             checkpoints=checkpoints,
             agent=agent,
             parent_tool_call_id=parent_tool_call_id,
+            run=run,
         )
 
     def append(
@@ -84,6 +97,7 @@ class Thread:
         checkpoints: CheckpointsArgument | None = None,
         agent: str | None = None,
         parent_tool_call_id: str | None = None,
+        run: str | None = None,
     ) -> thread_pb2.Entry:
         """Adds an entry: user, assistant, tool, system, note, session_event or summary."""
         answer = self.append_entry(
@@ -96,6 +110,7 @@ class Thread:
             checkpoints=checkpoints,
             agent=agent,
             parent_tool_call_id=parent_tool_call_id,
+            run=run,
         )
         if answer.checkpoint_error:
             warnings.warn(
@@ -115,6 +130,7 @@ class Thread:
         checkpoints: CheckpointsArgument | None = None,
         agent: str | None = None,
         parent_tool_call_id: str | None = None,
+        run: str | None = None,
     ) -> thread_pb2.AppendEntryResponse:
         """As ``append``, with the whole answer: the entry, and why a checkpoint that was due is missing."""
         request = thread_pb2.AppendEntryRequest(
@@ -128,8 +144,59 @@ class Thread:
             checkpoints=policy_of(checkpoints),
             agent=text(agent or "", "agent's name"),
             parent_tool_call_id=text(parent_tool_call_id or "", "tool call's id"),
+            run_id=text(run or "", "run's id"),
         )
         return self._connection.call(self._connection.threads.AppendEntry, request)
+
+    def run(
+        self,
+        *,
+        id: str | None = None,
+        agent: str | None = None,
+        workspace: Workspace | str | None = None,
+        durable: bool = False,
+        lease: float | None = None,
+        holder: str | None = None,
+        strategy: str = "wait",
+        checkpoints: CheckpointsArgument | None = None,
+        parent: run_pb2.ToolCall | None = None,
+    ) -> Run:
+        """Begins a run, which is held for as long as the block of ``with`` lasts:
+
+        >>> with thread.run() as run:
+        ...     run.user_message("Refactor the parser")
+        ...     with run.tool_call("shell"):
+        ...         ...
+
+        A plain run ends with this process; a ``durable`` one has a lease (of 30 seconds, or ``lease``) that is renewed
+        meanwhile, and can be taken up again by another process (``Client.run``). ``workspace``: another than the
+        thread's. ``strategy``: whether it waits while a rewind holds the thread ("wait"), or is refused with ThreadBusy
+        ("reject"). ``checkpoints``: what it says of them, as ``Client.set_policy``. ``parent``: the tool call of
+        another run that starts it; then it takes none.
+        """
+        name = holder or own_name()
+        request = run_pb2.StartRunRequest(
+            thread_id=self.id,
+            workspace_id=workspace_id(workspace),
+            run_id=text(id or "", "run's id"),
+            agent=text(agent or "", "agent's name"),
+            kind=run_pb2.Run.DURABLE if durable else run_pb2.Run.PLAIN,
+            holder=text(name, "holder's name"),
+            strategy=strategy_of(strategy),
+            checkpoints=policy_of(checkpoints),
+            parent_run_id=parent.run_id if parent is not None else "",
+            parent_tool_call_id=parent.id if parent is not None else "",
+            lease=None if lease is None else duration(lease),
+        )
+        return Run(self._connection, self, self._connection.call(self._connection.runs.StartRun, request), name)
+
+    def command(self, pid: int, command: str | None = None) -> run_pb2.Command:
+        """Registers a process that runs in the thread's workspace: no files are restored there until it has ended, with
+        all that it left behind."""
+        request = run_pb2.RegisterCommandRequest(
+            thread_id=self.id, pid=process_id(pid), command=text(command or "", "command's text")
+        )
+        return self._connection.call(self._connection.runs.RegisterCommand, request)
 
     def entry(self, entry_id: str) -> thread_pb2.Entry:
         """The entry with this id, on whatever branch. NotFound."""
@@ -165,12 +232,14 @@ class Thread:
         workspace: Workspace | str | None = None,
         dry_run: bool = False,
         force: bool = False,
+        calling_run: str | None = None,
     ) -> thread_pb2.RewindReport:
         """Takes the conversation back to an entry, and with ``files`` the files to what they were there. Without a word
         on ``files``, the runtime's policy says (``rewind_files``; it does not, unless it was set).
 
         ``dry_run`` changes nothing and reports what would be changed. ThreadBusy or WorkspaceBusy when something is in
-        the way; ``force`` goes past open files, whose holders keep the old ones.
+        the way; ``force`` goes past open files, whose holders keep the old ones, and stops runs and commands, once it
+        was seen that the files can be restored. A run that asks for it names itself as ``calling_run``.
         """
         request = thread_pb2.RewindRequest(
             thread_id=self.id,
@@ -180,6 +249,7 @@ class Thread:
             workspace_id=workspace_id(workspace),
             dry_run=dry_run,
             force=force,
+            calling_run_id=text(calling_run or "", "run's id"),
         )
         return self._connection.call(self._connection.threads.Rewind, request)
 

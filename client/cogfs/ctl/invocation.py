@@ -87,4 +87,6 @@ Json = Annotated[
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="A directory or file in the workspace.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Force = Annotated[bool, typer.Option("--force", help="Go past open files; their holders keep the old ones.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Go past open files, whose holders keep the old ones; stop runs and commands.")
+]

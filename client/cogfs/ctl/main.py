@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cogfs.ctl import daemon, snapshots, threads, workspaces
+from cogfs.ctl import daemon, runs, snapshots, threads, workspaces
 from cogfs.ctl.invocation import Invocation, UsageError
 
 USAGE_EXIT = 2
@@ -67,6 +67,8 @@ _add(app, "restore", snapshots.restore, "restore SNAPSHOT src --dry-run")
 _add(app, "prune", snapshots.prune, "prune ~/project --count 50 --max-age 14d")
 _add(app, "undo", snapshots.undo, "undo ~/project")
 _add(app, "policy", threads.policy, "policy --agent coder --exclude 'dist/**'")
+_add(app, "exec", runs.execute, "exec chat -- make test")
+_add(app, "runs", runs.runs, "runs ~/project")
 _add(app, "rewind", threads.rewind, "rewind chat ENTRY --files")
 _add(daemon_app, "start", daemon.start, "daemon start")
 _add(daemon_app, "stop", daemon.stop, "daemon stop")
@@ -135,9 +137,15 @@ def _holders(busy_by: str) -> list[str]:
     """Who is in the way, from the metadata of an error: one line each."""
     try:
         holders = json.loads(busy_by) if busy_by else []
-        return [f"{holder['command']} (pid {holder['pid']}): {holder['path'] or '.'}" for holder in holders]
+        return [_holder(holder) for holder in holders]
     except (ValueError, TypeError, KeyError):
         return [busy_by]
+
+
+def _holder(holder: dict[str, Any]) -> str:
+    if holder["kind"] in ("RUN", "TOOL_CALL"):
+        return f"{holder['kind'].lower().replace('_', ' ')} {holder['command']} ({holder['id']})"
+    return f"{holder['command']} (pid {holder['pid']}): {holder['path'] or '.'}"
 
 
 def _flushed(code: int) -> int:

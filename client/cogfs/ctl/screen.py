@@ -147,15 +147,23 @@ def unified(change: common_pb2.FileChange) -> None:
 
 def busy(holders: Iterable[common_pb2.BusyBy], heading: str) -> None:
     """Who is in the way, or was gone past."""
-    rows = [
-        f"  {name(holder, 'access') or 'stands in':9} {escape(holder.path) or '.'}"
-        f"  by {holder.command or 'a process'} (pid {holder.pid})"
-        for holder in holders
-    ]
+    rows = [_holder(holder) for holder in holders]
     if rows:
         line(heading, "bold")
     for row in rows:
-        line(row)
+        line(f"  {row}")
+
+
+def _holder(holder: common_pb2.BusyBy) -> str:
+    what = holder.command or "a process"
+    match holder.kind:
+        case common_pb2.BusyBy.RUN:
+            return f"run       {holder.id}  of {holder.command or 'nobody with a name'}"
+        case common_pb2.BusyBy.TOOL_CALL:
+            return f"tool call {holder.command}  of run {holder.id}"
+        case common_pb2.BusyBy.COMMAND:
+            return f"command   {what} (pid {holder.pid})  of {holder.id}"
+    return f"{name(holder, 'access') or 'stands in':9} {escape(holder.path) or '.'}  by {what} (pid {holder.pid})"
 
 
 def restore(report: common_pb2.RestoreReport) -> None:
@@ -199,6 +207,20 @@ def conversation(report: thread_pb2.ConversationReport, dry_run: bool) -> None:
         line(f"  {entry_id}")
     if len(report.cut) > _SHOWN:
         line(f"  … and {len(report.cut) - _SHOWN} more (--json shows all)", "dim")
+
+
+def runs(report: thread_pb2.RunsReport, dry_run: bool) -> None:
+    """What a rewind finds of runs, and does to them."""
+    stopped = set(report.interrupted)
+    going = [run for run in report.going if run not in stopped]
+    dropped = [run for run in (*report.paused, *report.durable) if run not in stopped]
+    would = "would be" if dry_run else "was"
+    for run in going:
+        line(f"run {run} goes on")
+    for run in report.interrupted:
+        line(f"run {run} was stopped")
+    for run in dropped:
+        line(f"run {run} {would} dropped")
 
 
 def confirm(question: str) -> bool:

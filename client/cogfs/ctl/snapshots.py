@@ -280,7 +280,9 @@ def refuse_busy(plan: common_pb2.RestoreReport, force: bool) -> None:
         return
     from cogfs.client import Busy
 
-    raise Busy("something is in the way of the change: end it, or give --force to go past open files")
+    raise Busy(
+        "something is in the way of the change: end it, or give --force to go past open files and to stop the rest"
+    )
 
 
 def agree(question: str) -> None:

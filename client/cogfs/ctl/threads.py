@@ -262,6 +262,7 @@ def rewind(
     if workspace is not None and not files:
         raise UsageError("--workspace names where files are taken back: give --files")
     call.check_consent(dry_run, yes)
+    from cogfs.client import ThreadBusy
     from cogfs.ctl import documents
 
     with call.client() as cog:
@@ -280,6 +281,8 @@ def rewind(
             if dry_run:
                 return
             refuse_busy(plan.files.restore, force)
+            if plan.runs.going and not force:
+                raise ThreadBusy("a run goes on in the thread: end it, or give --force to stop it")
             agree("Go back?")
         report = go(False)
     if call.json:
@@ -347,5 +350,6 @@ def _show_rewind(report: thread_pb2.RewindReport) -> None:
         how = "exactly as they were there" if files.exact else "the nearest checkpoint at or before it"
         screen.line(f"files: those of entry {files.entry_id}, {how}", "bold")
         screen.restore(files.restore)
+    screen.runs(report.runs, report.dry_run)
     would = "would go" if report.dry_run else "went"
     screen.line(f"thread {report.thread_id} {would} back to entry {report.to_entry_id}")

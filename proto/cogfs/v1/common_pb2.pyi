@@ -86,6 +86,12 @@ class BusyBy(_message.Message):
         """A process holds the path open, or mapped shared and writable."""
         WORKING_DIRECTORY: BusyBy._Kind.ValueType  # 2
         """A process has its working directory in a directory that would go."""
+        COMMAND: BusyBy._Kind.ValueType  # 3
+        """A registered command, or a process that it left behind, still runs; one item for each process."""
+        TOOL_CALL: BusyBy._Kind.ValueType  # 4
+        """A tool call of a run has not ended; `command` is its name."""
+        RUN: BusyBy._Kind.ValueType  # 5
+        """A run goes on; `command` is its agent, or who holds it."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     KIND_UNSPECIFIED: BusyBy.Kind.ValueType  # 0
@@ -93,6 +99,12 @@ class BusyBy(_message.Message):
     """A process holds the path open, or mapped shared and writable."""
     WORKING_DIRECTORY: BusyBy.Kind.ValueType  # 2
     """A process has its working directory in a directory that would go."""
+    COMMAND: BusyBy.Kind.ValueType  # 3
+    """A registered command, or a process that it left behind, still runs; one item for each process."""
+    TOOL_CALL: BusyBy.Kind.ValueType  # 4
+    """A tool call of a run has not ended; `command` is its name."""
+    RUN: BusyBy.Kind.ValueType  # 5
+    """A run goes on; `command` is its agent, or who holds it."""
 
     class _Access:
         ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -115,12 +127,15 @@ class BusyBy(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     ACCESS_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
     kind: Global___BusyBy.Kind.ValueType
     path: _builtins.bytes
     """Relative to the workspace's root, bytes as the filesystem has them."""
     pid: _builtins.int
     command: _builtins.str
     access: Global___BusyBy.Access.ValueType
+    id: _builtins.str
+    """The run, of RUN and TOOL_CALL; the command, of COMMAND."""
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -132,10 +147,11 @@ class BusyBy(_message.Message):
         command: _builtins.str = ...,
         access: Global___BusyBy.Access.ValueType = ...,
         since: _timestamp_pb2.Timestamp | None = ...,
+        id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "command", b"command", "kind", b"kind", "path", b"path", "pid", b"pid", "since", b"since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "command", b"command", "id", b"id", "kind", b"kind", "path", b"path", "pid", b"pid", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

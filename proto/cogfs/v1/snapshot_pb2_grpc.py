@@ -137,7 +137,8 @@ class SnapshotServiceServicer:
     def RestoreSnapshot(self, request, context):
         """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
         workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
-        is a directory on one side only. BUSY: something is in the way ("busy_by"). DENIED: a directory or a file that
+        is a directory on one side only. BUSY: something is in the way ("busy_by"), with `force` a tool call or a
+        command that does not end in 10 seconds. DENIED: a directory or a file that
         another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
         went away, and the restore is finished when it is back. Any other error says that the files are as they were.
         """

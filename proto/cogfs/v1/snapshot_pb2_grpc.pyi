@@ -60,7 +60,8 @@ class SnapshotServiceStub:
     RestoreSnapshot: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.RestoreSnapshotRequest, _snapshot_pb2.RestoreEvent]
     """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
     workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
-    is a directory on one side only. BUSY: something is in the way ("busy_by"). DENIED: a directory or a file that
+    is a directory on one side only. BUSY: something is in the way ("busy_by"), with `force` a tool call or a
+    command that does not end in 10 seconds. DENIED: a directory or a file that
     another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
     went away, and the restore is finished when it is back. Any other error says that the files are as they were.
     """
@@ -104,7 +105,8 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     RestoreSnapshot: _aio.UnaryStreamMultiCallable[_snapshot_pb2.RestoreSnapshotRequest, _snapshot_pb2.RestoreEvent]  # type: ignore[assignment]
     """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
     workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
-    is a directory on one side only. BUSY: something is in the way ("busy_by"). DENIED: a directory or a file that
+    is a directory on one side only. BUSY: something is in the way ("busy_by"), with `force` a tool call or a
+    command that does not end in 10 seconds. DENIED: a directory or a file that
     another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
     went away, and the restore is finished when it is back. Any other error says that the files are as they were.
     """
@@ -181,7 +183,8 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_snapshot_pb2.RestoreEvent], _abc.AsyncIterator[_snapshot_pb2.RestoreEvent]]:
         """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
         workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
-        is a directory on one side only. BUSY: something is in the way ("busy_by"). DENIED: a directory or a file that
+        is a directory on one side only. BUSY: something is in the way ("busy_by"), with `force` a tool call or a
+        command that does not end in 10 seconds. DENIED: a directory or a file that
         another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
         went away, and the restore is finished when it is back. Any other error says that the files are as they were.
         """

@@ -283,6 +283,7 @@ class Entry(_message.Message):
     FILE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     FILES_FOLLOW_FIELD_NUMBER: _builtins.int
     ACTIVE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     thread_id: _builtins.str
     parent_id: _builtins.str
@@ -295,6 +296,8 @@ class Entry(_message.Message):
     """
     active: _builtins.bool
     """On the active branch; set in answers of ListEntries and GetEntry."""
+    run_id: _builtins.str
+    """Set by the daemon alone: the run in which it was written. Empty: none."""
     @_builtins.property
     def metadata(self) -> _struct_pb2.Struct: ...
     @_builtins.property
@@ -316,10 +319,11 @@ class Entry(_message.Message):
         file_checkpoint: Global___FileCheckpoint | None = ...,
         files_follow: _builtins.bool = ...,
         active: _builtins.bool = ...,
+        run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "file_checkpoint", b"file_checkpoint", "metadata", b"metadata"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "content", b"content", "created_at", b"created_at", "file_checkpoint", b"file_checkpoint", "files_follow", b"files_follow", "id", b"id", "kind", b"kind", "metadata", b"metadata", "parent_id", b"parent_id", "thread_id", b"thread_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "content", b"content", "created_at", b"created_at", "file_checkpoint", b"file_checkpoint", "files_follow", b"files_follow", "id", b"id", "kind", b"kind", "metadata", b"metadata", "parent_id", b"parent_id", "run_id", b"run_id", "thread_id", b"thread_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -431,6 +435,7 @@ class AppendEntryRequest(_message.Message):
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
     PARENT_TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     thread_id: _builtins.str
     kind: Global___Entry.Kind.ValueType
     content: _builtins.str
@@ -439,19 +444,20 @@ class AppendEntryRequest(_message.Message):
     require_checkpoint: _builtins.bool
     wait: _common_pb2.Wait.ValueType
     agent: _builtins.str
-    """The agent that the run is on, where it is another than the thread's (after a handoff). Empty: the thread's."""
+    """The agent that the run is on, where it is another than the run's, or without a run the thread's (after a handoff)."""
     parent_tool_call_id: _builtins.str
-    """The tool call, of another run, that started the run which writes the message: that run takes no checkpoints,
-    whatever any level says, as its caller's covers the turn. Empty: it was not started so. As `checkpoints`, a
-    registered run says it once.
+    """The tool call, of another run, that started the writer: it takes no checkpoints, whatever any level says, as its
+    caller's covers the turn. Empty: it was not started so. A registered run says it once, in StartRun.
+    """
+    run_id: _builtins.str
+    """The run that the message is of, written by it or queued while it goes on: its agent, its policy and its workspace
+    count. Not with `checkpoints` or `parent_tool_call_id`.
     """
     @_builtins.property
     def metadata(self) -> _struct_pb2.Struct: ...
     @_builtins.property
     def checkpoints(self) -> Global___CheckpointPolicy:
-        """What the run that writes the message says of checkpoints: its level of policy. Until runs are registered each
-        message brings it; a registered run says it once, in the same form.
-        """
+        """What the writer says of checkpoints, as a run does: its level of policy. A registered run says it once, in StartRun."""
 
     def __init__(
         self,
@@ -466,10 +472,11 @@ class AppendEntryRequest(_message.Message):
         checkpoints: Global___CheckpointPolicy | None = ...,
         agent: _builtins.str = ...,
         parent_tool_call_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "metadata", b"metadata"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "checkpoints", b"checkpoints", "content", b"content", "entry_id", b"entry_id", "kind", b"kind", "metadata", b"metadata", "parent_tool_call_id", b"parent_tool_call_id", "require_checkpoint", b"require_checkpoint", "thread_id", b"thread_id", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "checkpoints", b"checkpoints", "content", b"content", "entry_id", b"entry_id", "kind", b"kind", "metadata", b"metadata", "parent_tool_call_id", b"parent_tool_call_id", "require_checkpoint", b"require_checkpoint", "run_id", b"run_id", "thread_id", b"thread_id", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -585,6 +592,7 @@ class RewindRequest(_message.Message):
     WORKSPACE_ID_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
+    CALLING_RUN_ID_FIELD_NUMBER: _builtins.int
     thread_id: _builtins.str
     to_entry_id: _builtins.str
     files: _builtins.bool
@@ -595,6 +603,8 @@ class RewindRequest(_message.Message):
     """Empty: the thread's."""
     dry_run: _builtins.bool
     force: _builtins.bool
+    calling_run_id: _builtins.str
+    """The run from which this is asked for. It cannot rewind its own thread or workspace."""
     def __init__(
         self,
         *,
@@ -605,10 +615,11 @@ class RewindRequest(_message.Message):
         workspace_id: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
         force: _builtins.bool = ...,
+        calling_run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_files", b"_files", "_memory", b"_memory", "files", b"files", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_files", b"_files", "_memory", b"_memory", "dry_run", b"dry_run", "files", b"files", "force", b"force", "memory", b"memory", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_files", b"_files", "_memory", b"_memory", "calling_run_id", b"calling_run_id", "dry_run", b"dry_run", "files", b"files", "force", b"force", "memory", b"memory", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__files: _TypeAlias = _typing.Literal["files"]  # noqa: Y015
     _WhichOneofArgType__files: _TypeAlias = _typing.Literal["_files", b"_files"]  # noqa: Y015
@@ -684,6 +695,48 @@ class RewindFilesReport(_message.Message):
 Global___RewindFilesReport: _TypeAlias = RewindFilesReport  # noqa: Y015
 
 @_typing.final
+class RunsReport(_message.Message):
+    """What a rewind found of runs, by their ids. A run may be in several of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GOING_FIELD_NUMBER: _builtins.int
+    INTERRUPTED_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def going(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that went on when it was asked for, and are in its way."""
+
+    @_builtins.property
+    def interrupted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that were stopped for it."""
+
+    @_builtins.property
+    def paused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Paused runs of the thread that are dropped with the entries that are cut."""
+
+    @_builtins.property
+    def durable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Durable runs of the thread that are dropped with them, stopped for it or held by nobody."""
+
+    def __init__(
+        self,
+        *,
+        going: _abc.Iterable[_builtins.str] | None = ...,
+        interrupted: _abc.Iterable[_builtins.str] | None = ...,
+        paused: _abc.Iterable[_builtins.str] | None = ...,
+        durable: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "going", b"going", "interrupted", b"interrupted", "paused", b"paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunsReport: _TypeAlias = RunsReport  # noqa: Y015
+
+@_typing.final
 class RewindReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -692,6 +745,7 @@ class RewindReport(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     CONVERSATION_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     thread_id: _builtins.str
     to_entry_id: _builtins.str
     dry_run: _builtins.bool
@@ -701,6 +755,8 @@ class RewindReport(_message.Message):
     def files(self) -> Global___RewindFilesReport:
         """Unset when files were not asked for."""
 
+    @_builtins.property
+    def runs(self) -> Global___RunsReport: ...
     def __init__(
         self,
         *,
@@ -709,10 +765,11 @@ class RewindReport(_message.Message):
         dry_run: _builtins.bool = ...,
         conversation: Global___ConversationReport | None = ...,
         files: Global___RewindFilesReport | None = ...,
+        runs: Global___RunsReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "files", b"files"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "files", b"files", "runs", b"runs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "dry_run", b"dry_run", "files", b"files", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "dry_run", b"dry_run", "files", b"files", "runs", b"runs", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

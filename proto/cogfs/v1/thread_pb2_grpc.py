@@ -139,7 +139,8 @@ class ThreadServiceServicer:
         require_checkpoint: then the call fails for its reason, as CreateSnapshot does. NOT_FOUND: no such thread.
         ALREADY_EXISTS: the entry's id is taken. THREAD_BUSY: a rewind of the thread was interrupted and is not finished.
         VALIDATION_ERROR: no kind, content over 16 MiB, metadata over 1 MiB, a metadata key that the daemon alone sets, an
-        agent's name that cannot be one, or a policy as SetPolicy refuses it.
+        agent's name that cannot be one, a policy as SetPolicy refuses it, or a run of another thread, one that has ended, or
+        one beside what it has said itself. RUN_INTERRUPTED: the run was stopped, dropped, or its holder went.
 
         Every user message takes its own checkpoint, also one that was queued while a run went on (steer, follow-up,
         inject): it is appended as a user entry when it enters the conversation. Whether it is due is told by
@@ -167,8 +168,15 @@ class ThreadServiceServicer:
         """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
         VALIDATION_ERROR: the entry is not on the active branch, its checkpoint is missing or was pruned, there is no
         workspace, the thread did not run in the workspace, or neither conversation nor files are to be taken back.
-        THREAD_BUSY: as AppendEntry. WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`,
-        as RestoreSnapshot.
+        THREAD_BUSY: as AppendEntry, or a run goes on in the thread ("busy_by"). WORKSPACE_BUSY: something is in the way of the
+        files ("busy_by"): a run, tool call or command of another thread in the workspace or in one that overlaps it, or what
+        is in the way of RestoreSnapshot. VALIDATION_ERROR also: `calling_run_id` works in the thread or the workspace itself,
+        or was started by one that does. Else, with `files`, as RestoreSnapshot.
+
+        `force` first looks whether the files can be restored. Then it stops the runs (they are RUN_INTERRUPTED), drops the
+        durable ones, waits for their tool calls, and ends the commands (SIGTERM, then SIGKILL); what does not end in 10
+        seconds refuses the rewind. With `files` no lease of a durable run is broken: its holder is told to stop, and the
+        rewind is refused until it has ended the run or the lease, which is not renewed any more, has run out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,8 +184,9 @@ class ThreadServiceServicer:
 
     def Undo(self, request, context):
         """Takes back the last restore of a workspace, and the rewind that it was part of when nothing was added to the thread
-        since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"),
-        or another restore came in between. Else as RestoreSnapshot.
+        since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"), as
+        in RestoreSnapshot and, when the conversation is taken back too, as in Rewind; or another restore came in between.
+        Else as RestoreSnapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,6 +51,9 @@ class Table(enum.StrEnum):
     LINKS = "links"
     BOUNDARIES = "boundaries"
     POLICIES = "policies"
+    RUNS = "runs"
+    TOOL_CALLS = "tool_calls"
+    COMMANDS = "commands"
 
 
 class View:

@@ -1,5 +1,5 @@
-"""The rows of LMDB by what they mean: workspaces, snapshots and their boundaries, threads, entries, journals, recorded
-directories.
+"""The rows of LMDB by what they mean: workspaces, snapshots and their boundaries, threads, entries, runs, journals,
+recorded directories.
 
 Keys are ids in UTF-8. Where a key has several parts, a NUL ends each id, and numbers are 8 bytes, big-endian, so that
 the order of the keys is the order of the parts. Values are msgpack (see ``schema``).
@@ -16,13 +16,16 @@ from cogfs.store.database import Change, Table, View, check_number
 from cogfs.store.errors import Corrupt, Exists, NotFound
 from cogfs.store.schema import (
     BoundaryRow,
+    CommandRow,
     DirectoryRow,
     EntryRow,
     JournalRow,
     PolicyRow,
     RecordState,
+    RunRow,
     SnapshotRow,
     ThreadRow,
+    ToolCallRow,
     WorkspaceRow,
 )
 
@@ -44,6 +47,9 @@ _directory = msgspec.msgpack.Decoder(DirectoryRow)
 _link = msgspec.msgpack.Decoder(tuple[int, tuple[int, ...]])
 _boundary = msgspec.msgpack.Decoder(BoundaryRow)
 _policy = msgspec.msgpack.Decoder(PolicyRow)
+_run = msgspec.msgpack.Decoder(RunRow)
+_tool_call = msgspec.msgpack.Decoder(ToolCallRow)
+_command = msgspec.msgpack.Decoder(CommandRow)
 #: The key of the runtime's policy. An agent's begins with another word.
 _RUNTIME = b"runtime"
 _NUMBER = 8
@@ -250,6 +256,43 @@ class Reader:
             raise Corrupt(f"the index has no entry number {sequence} of thread {thread_id}")
         return row
 
+    # --- runs
+
+    def run(self, run_id: str) -> RunRow:
+        """NotFound when there is none, or none any more."""
+        row = self._one(_run, Table.RUNS, _id(run_id))
+        if row is None:
+            raise NotFound(f"there is no run {run_id}")
+        return row
+
+    def has_run(self, run_id: str) -> bool:
+        """There is a run of this id."""
+        return self._one(_run, Table.RUNS, _id(run_id)) is not None
+
+    def runs(self) -> list[RunRow]:
+        """All, in order of their ids."""
+        return list(self._all(_run, Table.RUNS))
+
+    def tool_call(self, run_id: str, tool_call_id: str) -> ToolCallRow | None:
+        """One that has not ended."""
+        key = _id(tool_call_id)
+        return None if key is None else self._one(_tool_call, Table.TOOL_CALLS, _under(run_id) + key)
+
+    def tool_calls(self, run_id: str = "") -> list[ToolCallRow]:
+        """Those that have not ended: of a run, or all."""
+        return list(self._all(_tool_call, Table.TOOL_CALLS, _under(run_id) if run_id else b""))
+
+    def command(self, command_id: str) -> CommandRow:
+        """NotFound when there is none, or nothing of it runs any more."""
+        row = self._one(_command, Table.COMMANDS, _id(command_id))
+        if row is None:
+            raise NotFound(f"there is no command {command_id}")
+        return row
+
+    def commands(self) -> list[CommandRow]:
+        """All, in order of their ids."""
+        return list(self._all(_command, Table.COMMANDS))
+
     # --- what is recorded of a workspace
 
     def journal(self, workspace_id: str) -> JournalRow | None:
@@ -368,6 +411,33 @@ class Writer(Reader):
         self._put(Table.ENTRIES, thread + number, row)
         self._change.put(Table.ENTRY_SEQUENCES, thread + key, number)
         self._change.put(Table.ENTRY_CHILDREN, thread + parent + b"\0" + number, b"")
+
+    # --- runs
+
+    def put_run(self, row: RunRow) -> None:
+        """Makes or replaces it."""
+        self._put(Table.RUNS, _new_id(row.id), row)
+
+    def delete_run(self, run_id: str) -> None:
+        """Removes it, if it is there, with its tool calls."""
+        self._change.delete(Table.RUNS, _new_id(run_id))
+        self._delete_under(Table.TOOL_CALLS, _under(run_id))
+
+    def put_tool_call(self, row: ToolCallRow) -> None:
+        """Makes or replaces it."""
+        self._put(Table.TOOL_CALLS, _new_id(row.run_id) + b"\0" + _new_id(row.id), row)
+
+    def delete_tool_call(self, run_id: str, tool_call_id: str) -> None:
+        """Removes it if it is there."""
+        self._change.delete(Table.TOOL_CALLS, _new_id(run_id) + b"\0" + _new_id(tool_call_id))
+
+    def put_command(self, row: CommandRow) -> None:
+        """Makes or replaces it."""
+        self._put(Table.COMMANDS, _new_id(row.id), row)
+
+    def delete_command(self, command_id: str) -> None:
+        """Removes it if it is there."""
+        self._change.delete(Table.COMMANDS, _new_id(command_id))
 
     # --- what is recorded of a workspace
 

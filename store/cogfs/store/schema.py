@@ -277,6 +277,97 @@ class EntryRow(msgspec.Struct, array_like=True, frozen=True):
     sequence: int
     file_checkpoint: FileCheckpointRow | None = None
     files_follow: bool = False
+    #: The run in which it was written; empty: none.
+    run_id: str = ""
+
+
+class RunKind(enum.IntEnum):
+    #: Ends with its holder's connection.
+    PLAIN = 1
+    #: Held by a lease.
+    DURABLE = 2
+
+
+class RunStrategy(enum.IntEnum):
+    """What a run does that is asked for while a rewind holds its thread."""
+
+    WAIT = 1
+    REJECT = 2
+
+
+class RunState(enum.IntEnum):
+    GOING = 1
+    #: It waits for somebody, and needs no holder.
+    PAUSED = 2
+    #: DURABLE: its lease ran out, and it can be taken up again.
+    LAPSED = 3
+    #: By its holder's word.
+    ENDED = 4
+    #: It was stopped, dropped by a rewind, or its holder went.
+    INTERRUPTED = 5
+
+
+class RunRow(msgspec.Struct, array_like=True, frozen=True):
+    """A piece of agent work in a thread. The last of those that are over are kept, so that their holders are told."""
+
+    id: str
+    thread_id: str
+    #: Empty: without files.
+    workspace_id: str
+    agent: str
+    kind: RunKind
+    holder: str
+    strategy: RunStrategy
+    state: RunState
+    started_ns: int
+    #: Length of the lease; 0 for PLAIN.
+    lease_ns: int = 0
+    #: Tool calls that were begun.
+    tool_calls: int = 0
+    #: The tool call of another run that started it; empty: none.
+    parent_run_id: str = ""
+    parent_tool_call_id: str = ""
+    checkpoints: PolicyRow | None = None
+    #: It was told to stop: no lease is renewed and no tool call begins any more.
+    stopping: bool = False
+    #: Why it is INTERRUPTED, or was told to stop.
+    why: str = ""
+    #: 0 until it is over.
+    ended_ns: int = 0
+
+
+class ToolCallRow(msgspec.Struct, array_like=True, frozen=True):
+    """A tool call that has not ended. It may outlive its run."""
+
+    id: str
+    run_id: str
+    name: str
+    begun_ns: int
+
+
+class ProcessRow(msgspec.Struct, array_like=True, frozen=True):
+    """A process, so that no other is taken for it: its number, and the clock ticks from the boot to its start."""
+
+    pid: int
+    started_ticks: int
+
+
+class CommandRow(msgspec.Struct, array_like=True, frozen=True):
+    """A command in a workspace, until all that it left has ended."""
+
+    id: str
+    workspace_id: str
+    #: Where they were given.
+    thread_id: str
+    run_id: str
+    #: Those that were registered, and those that were found below them; the first is the one it was registered by.
+    processes: tuple[ProcessRow, ...]
+    command: str
+    since_ns: int
+    #: In another boot nothing of it runs.
+    boot_id: str
+    #: Its control group, a directory; empty: it has none.
+    cgroup: str = ""
 
 
 class JournalRow(msgspec.Struct, array_like=True, frozen=True):
@@ -294,6 +385,8 @@ class JournalRow(msgspec.Struct, array_like=True, frozen=True):
     #: Rows to write when it ends forward (thread, undo), so that conversation and files commit together.
     thread: ThreadRow | None = None
     undo: UndoRow | None = None
+    #: Runs that it drops when it ends forward.
+    runs: tuple[str, ...] = ()
 
 
 class Sums(msgspec.Struct, array_like=True, frozen=True):

@@ -23,6 +23,7 @@ from cogfs.fsd.control.planner import Plan, Planner, find, patched, same_content
 from cogfs.fsd.control.ports import Link
 from cogfs.fsd.control.recheck import Moved, Recheck
 from cogfs.fsd.control.rules import Rules
+from cogfs.fsd.control.runs import REWOUND, drop
 from cogfs.fsd.control.syscalls import syncfs
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.ids import new_id
@@ -160,6 +161,7 @@ class Completion:
                 changes["undo"] = journal.undo
                 if journal.thread is not None:
                     writer.put_thread(journal.thread)
+                drop(writer, journal.runs, REWOUND)
             writer.put_workspace(msgspec.structs.replace(row, **changes))
 
         workspace = self._workspace

@@ -79,6 +79,7 @@ def run(
         server = Server(places.socket, services)
         stack.callback(supervisor.stop, leave_mounts=leave_mounts)
         stack.callback(server.stop, _CALLS_PATIENCE)
+        stack.callback(engine.stopping)
         supervisor.start()
         server.start()
         notify("READY=1")

@@ -8,10 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cogfs.fsd.control.ahead import AheadThread
 from cogfs.fsd.control.background import lower_priority
+from cogfs.fsd.control.commands import Commands
 from cogfs.fsd.control.completion import Completion
+from cogfs.fsd.control.holds import Holds
+from cogfs.fsd.control.passage import Passages
+from cogfs.fsd.control.patience import Patience
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.rules import Rules
+from cogfs.fsd.control.runs import Runs
 from cogfs.fsd.control.threads import Threads
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.store import Store
@@ -21,6 +26,8 @@ class Engine:
     """Owns the workspaces' locks and the pool that reads files into the store. Safe from any thread."""
 
     def __init__(self, store: Store, places: Places) -> None:
+        """VALIDATION_ERROR when the environment says how long to wait, and makes no sense."""
+        patience = Patience.of(os.environ)
         self.store = store
         self._places = places
         self._pool = ThreadPoolExecutor(
@@ -31,7 +38,11 @@ class Engine:
         self._ahead = AheadThread(store)
         self._workspaces: dict[str, Workspace] = {}
         self._lock = threading.Lock()
-        self.threads = Threads(store, self.workspace)
+        self._holds = Holds()
+        self.runs = Runs(store, self._holds, patience)
+        self.commands = Commands(store, self._holds)
+        self.passages = Passages(store, self._holds, self.runs, self.commands, patience)
+        self.threads = Threads(store, self.workspace, self.passages)
 
     def workspace(self, workspace_id: str) -> Workspace:
         """NotFound when none is registered under the id."""
@@ -57,6 +68,8 @@ class Engine:
             reason = row.read_only
             if reason != link.welcome.read_only:
                 workspace.set_read_only(reason)
+        # The restore that was finished may have dropped some.
+        self.runs.refresh()
 
     def detach(self, workspace_id: str) -> None:
         """The worker is gone. Idempotent; never waits for the worker."""
@@ -75,6 +88,7 @@ class Engine:
             if link is None:
                 workspace.sealer.serve_bare(workspace.row().root)
             Completion(workspace).recover(link)
+        self.runs.refresh()
 
     def settle(self, workspace_id: str) -> None:
         """Hand over what is dirty before an orderly unmount."""
@@ -93,8 +107,15 @@ class Engine:
         if known is not None:
             known.sealer.close()
 
+    def stopping(self) -> None:
+        """Runs and commands go on, and are taken up by the next daemon; nobody waits for this one."""
+        self._holds.close()
+        self.runs.close()
+        self.commands.close()
+
     def close(self) -> None:
         """Wait for what is being read into the store."""
+        self.stopping()
         with self._lock:
             workspaces = list(self._workspaces.values())
         self._ahead.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from cogfs.v1.reasons import Reason
 
@@ -19,6 +19,8 @@ class BusyBy(TypedDict):
     command: str
     access: str
     since_ns: int
+    #: Of a run, or of a command.
+    id: NotRequired[str]
 
 
 class CogfsError(Exception):

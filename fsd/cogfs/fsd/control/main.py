@@ -10,9 +10,11 @@ try:
     from cogfs.fsd.control.command import execute, leave
     from cogfs.fsd.control.engine import Engine
     from cogfs.fsd.control.server import Registration
+    from cogfs.fsd.control.services.runs import RunService
     from cogfs.fsd.control.services.snapshots import SnapshotService
     from cogfs.fsd.control.services.threads import ThreadService
     from cogfs.store.store import Store
+    from cogfs.v1.run_pb2_grpc import add_RunServiceServicer_to_server
     from cogfs.v1.snapshot_pb2_grpc import add_SnapshotServiceServicer_to_server
     from cogfs.v1.thread_pb2_grpc import add_ThreadServiceServicer_to_server
 except ModuleNotFoundError as error:
@@ -27,10 +29,11 @@ def main() -> NoReturn:
 
 def _services(store: Store, engine: Engine) -> Sequence[Registration]:
     """What is served besides the workspaces and the daemon itself."""
-    snapshots, threads = SnapshotService(store, engine), ThreadService(store, engine)
+    snapshots, threads, runs = SnapshotService(store, engine), ThreadService(store, engine), RunService(store, engine)
     return [
         ("cogfs.v1.SnapshotService", lambda server: add_SnapshotServiceServicer_to_server(snapshots, server)),
         ("cogfs.v1.ThreadService", lambda server: add_ThreadServiceServicer_to_server(threads, server)),
+        ("cogfs.v1.RunService", lambda server: add_RunServiceServicer_to_server(runs, server)),
     ]
 
 

@@ -47,7 +47,7 @@ def _members(plan: Plan) -> set[bytes]:
 
 def blocking(who: list[BusyBy]) -> list[BusyBy]:
     """Those that refuse a restore: a reader is told of and does not."""
-    return [one for one in who if one["kind"] == "WORKING_DIRECTORY" or one["access"] == "WRITE"]
+    return [one for one in who if one["kind"] != "HANDLE" or one["access"] == "WRITE"]
 
 
 def occupants(link: Link, plan: Plan, touched: Touched, *, strict: bool) -> list[BusyBy]:

@@ -77,6 +77,9 @@ class Workspaces(Protocol):
     def forget(self, workspace_id: str) -> None:
         """The workspace was deleted."""
 
+    def stopping(self) -> None:
+        """The daemon is about to end: calls that wait for something answer. Can be repeated."""
+
     def close(self) -> None:
         """The daemon ends: wait for what is being read into the store."""
 

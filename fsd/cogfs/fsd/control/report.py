@@ -78,6 +78,7 @@ def busy_messages(who: Sequence[BusyBy]) -> list[pb.BusyBy]:
             pid=one["pid"],
             command=one["command"],
             access=pb.BusyBy.Access.Value(one["access"]),
+            id=one.get("id", ""),
         )
         if one["since_ns"]:
             message.since.FromNanoseconds(one["since_ns"])

@@ -27,6 +27,7 @@ from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import same_stat
 from cogfs.fsd.control.report import restore_report
 from cogfs.fsd.control.rules import Rules
+from cogfs.fsd.control.runs import REWOUND, drop
 from cogfs.fsd.control.users import as_busy, names, open_handles
 from cogfs.fsd.control.workspace import Current, Workspace
 from cogfs.store.errors import StoreError
@@ -71,6 +72,10 @@ class Request:
     thread_before: ThreadRow | None = None
     #: Refuse to change what the safety snapshot cannot hold, although it is kept elsewhere (see ``_leave_unread``).
     to_be_undone: bool = False
+    #: Runs, tool calls and commands in the way, told in a dry run; without one they have refused it (``passage``).
+    occupied_by: tuple[BusyBy, ...] = ()
+    #: Runs that are dropped in the transaction that completes the restore.
+    drops: tuple[str, ...] = ()
 
 
 class Restoration:
@@ -98,7 +103,7 @@ class Restoration:
             target = self.target(request.snapshot_id)
             current, base, plan = self._look(link, frozen, request, target, paths)
             touched = Touched(link.root_fd, plan)
-            who = occupants(link, plan, touched, strict=request.strict)
+            who = [*occupants(link, plan, touched, strict=request.strict), *request.occupied_by]
             refuse_what_is_not_ours(link.root_fd, plan)
             if not request.dry_run and not plan.empty:
                 self._refuse_busy(request, who)
@@ -324,6 +329,7 @@ class Restoration:
             time.time_ns(),
             request.thread,
             _undo(request, target.id, safety.id, paths),
+            request.drops,
         )
 
     def _commit_thread(self, request: Request, target: SnapshotRow, paths: tuple[bytes, ...]) -> None:
@@ -333,6 +339,7 @@ class Restoration:
             return
         with self._store.write() as writer:
             writer.put_thread(thread)
+            drop(writer, request.drops, REWOUND)
             if thread.leaf_id != before.leaf_id:
                 # An undo must not take back the restore before this one. The files were those of the target.
                 row = writer.workspace(self._workspace.id)

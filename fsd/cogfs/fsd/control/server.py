@@ -28,6 +28,11 @@ from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.v1.reasons import DOMAIN, Reason
 
 _THREADS = 32
+#: Threads of calls that may wait for long, as many as there may be runs and some more. A thread is made when one is
+#: needed.
+_PATIENT_THREADS = 1200
+#: Those calls: streams that last as long as a run, and what waits until a restore is over.
+_PATIENT = frozenset({"WatchRun", "StartRun", "RenewRun", "ResumeRun", "BeginToolCall"})
 PAGE_SIZE_MAX = 1000
 
 if TYPE_CHECKING:
@@ -47,9 +52,10 @@ class Server:
         """IO when the socket cannot be bound."""
         self._socket = socket
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rpc")
+        self._patient = ThreadPoolExecutor(_PATIENT_THREADS, thread_name_prefix="patient")
         self._server = grpc.server(
             self._pool,
-            interceptors=[_Edge()],
+            interceptors=[_Edge(self._patient)],
             options=[
                 ("grpc.max_receive_message_length", -1),
                 ("grpc.max_send_message_length", -1),
@@ -83,7 +89,8 @@ class Server:
         """Take no further call, wait ``patience`` seconds for those under way, then end them."""
         self._health.enter_graceful_shutdown()
         self._server.stop(patience).wait()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._patient):
+            pool.shutdown(wait=False, cancel_futures=True)
         try:
             if _identity(self._socket) == self._identity:
                 self._socket.unlink()
@@ -99,6 +106,10 @@ def _identity(path: Path) -> tuple[int, int]:
 class _Edge(grpc.ServerInterceptor):
     """Stands around every call."""
 
+    def __init__(self, patient: ThreadPoolExecutor) -> None:
+        """``patient`` carries out the calls that may wait for long, so that they never keep the others waiting."""
+        self._patient = patient
+
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], _Handler | None],
@@ -109,15 +120,30 @@ class _Edge(grpc.ServerInterceptor):
         if handler is None or not method.startswith(f"{DOMAIN}."):
             return handler
         name = method.rpartition("/")[2]
+        pool = self._patient if name in _PATIENT else None
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
-                _unary(handler.unary_unary, name), handler.request_deserializer, handler.response_serializer
+                _In(_unary(handler.unary_unary, name), pool), handler.request_deserializer, handler.response_serializer
             )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
-                _stream(handler.unary_stream, name), handler.request_deserializer, handler.response_serializer
+                _In(_stream(handler.unary_stream, name), pool),
+                handler.request_deserializer,
+                handler.response_serializer,
             )
         return handler
+
+
+class _In:
+    """A behaviour that is carried out in a pool, or without one in the server's own."""
+
+    def __init__(self, behaviour: Callable[[Any, grpc.ServicerContext], Any], pool: ThreadPoolExecutor | None) -> None:
+        self._behaviour = behaviour
+        # gRPC looks for an attribute of this name.
+        self.experimental_thread_pool = pool
+
+    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._behaviour(request, context)
 
 
 def _unary(behaviour: Callable[..., Any], name: str) -> Callable[[Any, grpc.ServicerContext], Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -16,8 +16,10 @@ import structlog
 
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
+from cogfs.fsd.control.passage import NO_RUNS, Passage, Passages, RunsReport
 from cogfs.fsd.control.policies import Effective, effective
 from cogfs.fsd.control.restoration import Request, Restoration
+from cogfs.fsd.control.runs import REWOUND, drop, refuse_over
 from cogfs.fsd.control.workspace import Workspace, failed
 from cogfs.store.errors import NotFound
 from cogfs.store.ids import new_id
@@ -61,6 +63,10 @@ class Draft:
     checkpoints: PolicyRow | None = None
     #: The run was started from a tool call of another, whose checkpoint covers the turn.
     called_by_run: bool = False
+    #: The run, which then says the three above; empty: a writer that is not registered.
+    run_id: str = ""
+    #: Where the checkpoint is taken; empty: the thread's.
+    workspace_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,7 @@ class Rewound:
     entry_id: str = ""
     exact: bool = False
     workspace_id: str = ""
+    runs: RunsReport = NO_RUNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +105,11 @@ class Undone:
 class Threads:
     """All threads of the store."""
 
-    def __init__(self, store: Store, workspace: Callable[[str], Workspace]) -> None:
+    def __init__(self, store: Store, workspace: Callable[[str], Workspace], passages: Passages) -> None:
         """``workspace`` finds a workspace by id; it raises NotFound."""
         self._store = store
         self._workspace = workspace
+        self._passages = passages
         #: Of the threads that somebody works with: gone when nobody holds one.
         self._locks: WeakValueDictionary[str, threading.RLock] = WeakValueDictionary()
         self._locks_lock = threading.Lock()
@@ -129,9 +137,13 @@ class Threads:
 
     def append(self, draft: Draft) -> tuple[EntryRow, str]:
         """Add an entry after the active leaf; also why its checkpoint, where one was due, is missing."""
+        with self._store.read() as reader:
+            # A run that was stopped is told so at once, and not after the rewind that stopped it.
+            of_run(reader, draft)
         with self._lock(draft.thread_id):
             with self._store.read() as reader:
                 thread = reader.thread(draft.thread_id)
+                draft = of_run(reader, draft)
                 if draft.entry_id and reader.has_entry(draft.thread_id, draft.entry_id):
                     raise CogfsError(Reason.ALREADY_EXISTS, f"the thread has an entry {draft.entry_id} already")
                 self._refuse_unfinished(reader, thread)
@@ -139,7 +151,7 @@ class Threads:
             entry_id = draft.entry_id or new_id("entry")
             trouble = ""
             due = policy.enabled and not draft.called_by_run
-            if draft.kind is EntryKind.USER and thread.workspace_id and due:
+            if draft.kind is EntryKind.USER and (draft.workspace_id or thread.workspace_id) and due:
                 try:
                     return self._append_with_checkpoint(draft, thread, entry_id, policy), ""
                 except Exception as error:
@@ -154,13 +166,14 @@ class Threads:
 
     def _append_with_checkpoint(self, draft: Draft, thread: ThreadRow, entry_id: str, policy: Effective) -> EntryRow:
         written: list[EntryRow] = []
+        workspace_id = draft.workspace_id or thread.workspace_id
 
         def fill(writer: Writer, snapshot: SnapshotRow) -> None:
-            root = writer.workspace(thread.workspace_id).root
-            checkpoint = FileCheckpointRow(snapshot.id, thread.workspace_id, root)
+            root = writer.workspace(workspace_id).root
+            checkpoint = FileCheckpointRow(snapshot.id, workspace_id, root)
             written.append(self._put_entry(writer, draft, thread, entry_id, checkpoint))
 
-        workspace = self._workspace(thread.workspace_id)
+        workspace = self._workspace(workspace_id)
         workspace.checkpoint(
             entry_id,
             "{}",
@@ -188,6 +201,7 @@ class Threads:
             sequence=thread.entry_count + 1,
             file_checkpoint=checkpoint,
             files_follow=user and thread.files_follow,
+            run_id=draft.run_id,
         )
         writer.put_entry(entry)
         writer.put_thread(
@@ -204,8 +218,6 @@ class Threads:
 
     def _refuse_unfinished(self, reader: Reader, thread: ThreadRow) -> None:
         """While a rewind of this thread waits for its recovery, the thread must not grow under it."""
-        if not thread.workspace_id:
-            return
         for journal in reader.journals():
             if journal.thread is not None and journal.thread.id == thread.id:
                 raise CogfsError(
@@ -252,11 +264,28 @@ class Threads:
         workspace_id: str = "",
         dry_run: bool = False,
         force: bool = False,
+        calling_run: str = "",
     ) -> Rewound:
         """Take the conversation (``memory``) and the files back to an entry of the active branch.
 
-        ``files`` is None: as the runtime's policy says, for a thread with a workspace.
+        ``files`` is None: as the runtime's policy says, for a thread with a workspace. ``calling_run`` asks for it.
         """
+
+        def attempt(passage: Passage, dry: bool) -> Rewound:
+            return self._rewind(thread_id, to_entry_id, files, memory, workspace_id, passage, dry)
+
+        return self._passages.rewind(thread_id, attempt, dry_run=dry_run, force=force, calling_run=calling_run)
+
+    def _rewind(
+        self,
+        thread_id: str,
+        to_entry_id: str,
+        files: bool | None,
+        memory: bool,
+        workspace_id: str,
+        passage: Passage,
+        dry_run: bool,
+    ) -> Rewound:
         with self._lock(thread_id):
             with self._store.read() as reader:
                 thread = reader.thread(thread_id)
@@ -280,25 +309,31 @@ class Threads:
                     raise CogfsError(
                         Reason.VALIDATION_ERROR, f"no checkpoint stands at or before the entry {to_entry_id}"
                     )
+                passage.enter(thread_id, "")
                 if not dry_run and cut:
                     with self._store.write() as writer:
                         writer.put_thread(self._moved(thread, to_entry_id, follow=False))
-                return Rewound(conversation)
+                        drop(writer, passage.drops, REWOUND)
+                return Rewound(conversation, runs=passage.report(dropping=bool(cut)))
             entry, exact = found
             workspace = self._workspace_of(thread, entry, workspace_id)
+            occupied_by = passage.enter(thread_id, workspace.id)
+            dropping = bool(conversation.cut)
             leaf = to_entry_id if memory else thread.leaf_id
             after = self._moved(thread, leaf, follow=exact and memory)
             request = Request(
                 entry.file_checkpoint.snapshot_id if entry.file_checkpoint is not None else "",
                 dry_run=dry_run,
-                force=force,
+                force=passage.force,
                 busy_reason=Reason.WORKSPACE_BUSY,
                 thread=after,
                 thread_before=thread,
                 to_be_undone=True,
+                occupied_by=occupied_by,
+                drops=passage.drops if dropping else (),
             )
             report = Restoration(workspace).restore(request)
-        return Rewound(conversation, report, entry.id, exact, workspace.id)
+        return Rewound(conversation, report, entry.id, exact, workspace.id, passage.report(dropping=dropping))
 
     @staticmethod
     def _moved(thread: ThreadRow, leaf_id: str, *, follow: bool) -> ThreadRow:
@@ -364,13 +399,22 @@ class Threads:
 
     def undo(self, workspace_id: str, *, dry_run: bool = False, force: bool = False) -> Undone:
         """Take back the last restore of a workspace, and the rewind that it was part of when nothing came after it."""
+        last = self._last_restore(self._workspace(workspace_id))
+
+        def attempt(passage: Passage, dry: bool) -> Undone:
+            return self._undo(workspace_id, last, passage, dry)
+
+        thread_id = last.thread_id if self._thread_to_undo(last)[0] is not None else ""
+        return self._passages.undo(thread_id, attempt, dry_run=dry_run, force=force)
+
+    def _undo(self, workspace_id: str, last: UndoRow, passage: Passage, dry_run: bool) -> Undone:
         workspace = self._workspace(workspace_id)
-        last = self._last_restore(workspace)
         # The thread's lock comes first, and what was read before it was held is read again.
         with self._lock(last.thread_id or workspace_id), workspace.lock:
             if self._last_restore(workspace) != last:
                 raise CogfsError(Reason.BUSY, "another restore of the workspace came in between; look again")
             thread, why = self._thread_to_undo(last)
+            occupied_by = passage.enter(thread.id if thread is not None else "", workspace_id)
             conversation = None
             after = None
             if thread is not None:
@@ -388,9 +432,10 @@ class Threads:
                 paths=last.paths,
                 missing_ok=True,
                 dry_run=dry_run,
-                force=force,
+                force=passage.force,
                 thread=after,
                 thread_before=thread,
+                occupied_by=occupied_by,
             )
             report = Restoration(workspace).restore(request)
         return Undone(last.target_snapshot_id, report, thread.id if thread is not None else "", conversation, why)
@@ -419,3 +464,20 @@ class Threads:
         with self._store.read() as reader:
             kept = {entry.id for entry in reader.branch(thread.id, undo.previous_leaf_id)}
             return tuple(entry.id for entry in reader.branch(thread.id, thread.leaf_id) if entry.id not in kept)
+
+
+def of_run(reader: Reader, draft: Draft) -> Draft:
+    """A draft with what its run says. NotFound; RUN_INTERRUPTED or VALIDATION_ERROR when the run cannot write it."""
+    if not draft.run_id:
+        return draft
+    run = reader.run(draft.run_id)
+    if run.thread_id != draft.thread_id:
+        raise CogfsError(Reason.VALIDATION_ERROR, f"the run {run.id} is in the thread {run.thread_id}")
+    refuse_over(run)
+    return replace(
+        draft,
+        agent=draft.agent or run.agent,
+        checkpoints=run.checkpoints,
+        called_by_run=bool(run.parent_run_id),
+        workspace_id=run.workspace_id,
+    )

@@ -100,9 +100,14 @@ def retention_message(count: int, age_ns: int) -> workspace_pb2.Retention:
 
 def checked_agent(agent: str) -> str:
     """The name of an agent, or nothing. VALIDATION_ERROR when it cannot be one."""
-    if len(agent.encode()) > _AGENT_MAX or not (agent.isprintable() and agent == agent.strip()):
-        raise invalid(f"an agent's name has at most {_AGENT_MAX} bytes, no control characters, and no space around it")
-    return agent
+    return checked_name(agent, "an agent's name")
+
+
+def checked_name(name: str, what: str) -> str:
+    """A name, or nothing. VALIDATION_ERROR when it is too long or cannot be shown."""
+    if len(name.encode()) > _AGENT_MAX or not (name.isprintable() and name == name.strip()):
+        raise invalid(f"{what} has at most {_AGENT_MAX} bytes, no control characters, and no space around it")
+    return name
 
 
 def checked_policy(message: thread_pb2.CheckpointPolicy, *, runtime: bool = False) -> PolicyRow:
@@ -210,6 +215,7 @@ def entry_message(row: EntryRow, *, active: bool, pruned: bool = False) -> threa
         created_at=timestamp(row.created_ns),
         files_follow=row.files_follow,
         active=active,
+        run_id=row.run_id,
     )
     if row.file_checkpoint is not None:
         message.file_checkpoint.CopyFrom(_checkpoint_message(row.file_checkpoint, pruned))

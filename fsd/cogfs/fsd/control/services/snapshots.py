@@ -5,12 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 
 from cogfs.fsd.control import pruning
+from cogfs.fsd.control.completion import silent
 from cogfs.fsd.control.engine import Engine
 from cogfs.fsd.control.errors import CogfsError, invalid, show
+from cogfs.fsd.control.passage import Passage
 from cogfs.fsd.control.planner import changes, find, normal_path, walk
 from cogfs.fsd.control.report import tree_changes
 from cogfs.fsd.control.restoration import Request, Restoration
@@ -106,8 +109,13 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
 
         def run() -> None:
             # A thread of its own: a client that goes away must not end a restore half-way.
+            def attempt(passage: Passage, dry_run: bool) -> common_pb2.RestoreReport:
+                occupied_by = passage.enter("", workspace.id)
+                asked = replace(wanted, dry_run=dry_run, occupied_by=occupied_by)
+                return Restoration(workspace).restore(asked, silent if dry_run else progress)
+
             try:
-                report = Restoration(workspace).restore(wanted, progress)
+                report = self._engine.passages.restore(attempt, dry_run=wanted.dry_run, force=wanted.force)
                 events.put(snapshot_pb2.RestoreEvent(report=report))
             except BaseException as error:
                 events.put(error)

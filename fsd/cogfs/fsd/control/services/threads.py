@@ -101,6 +101,8 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
         forged = _RESERVED.intersection(request.metadata.fields)
         if forged:
             raise invalid(f"the metadata key {min(forged)!r} is set by the daemon alone")
+        if request.run_id and (request.HasField("checkpoints") or request.parent_tool_call_id):
+            raise invalid("what the run says of checkpoints, and what started it, is said in StartRun")
         draft = Draft(
             required(request.thread_id, "thread_id"),
             EntryKind[thread_pb2.Entry.Kind.Name(request.kind)],
@@ -111,6 +113,7 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
             checked_agent(request.agent),
             checked_policy(request.checkpoints) if request.HasField("checkpoints") else None,
             bool(request.parent_tool_call_id),
+            request.run_id,
         )
         entry, trouble = self._threads.append(draft)
         if request.wait != common_pb2.WAIT_UNSPECIFIED and entry.file_checkpoint is not None:
@@ -165,12 +168,19 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
             workspace_id=request.workspace_id,
             dry_run=request.dry_run,
             force=request.force,
+            calling_run=request.calling_run_id,
         )
         report = thread_pb2.RewindReport(
             thread_id=request.thread_id,
             to_entry_id=request.to_entry_id,
             dry_run=request.dry_run,
             conversation=_conversation(done.conversation),
+            runs=thread_pb2.RunsReport(
+                going=done.runs.going,
+                interrupted=done.runs.interrupted,
+                paused=done.runs.paused,
+                durable=done.runs.durable,
+            ),
         )
         if done.files is not None:
             report.files.CopyFrom(
