@@ -51,6 +51,8 @@ class Table(enum.StrEnum):
     LINKS = "links"
     BOUNDARIES = "boundaries"
     POLICIES = "policies"
+    MEMORIES = "memories"
+    FORKS = "forks"
 
 
 class View:
