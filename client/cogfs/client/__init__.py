@@ -27,7 +27,7 @@ from cogfs.client.errors import (
     WorkspaceBusy,
 )
 from cogfs.client.snapshot import Snapshot
-from cogfs.client.thread import CheckpointWarning, Thread
+from cogfs.client.thread import CheckpointWarning, Fork, Thread
 from cogfs.client.workspace import Workspace
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "CogfsError",
     "Corrupt",
     "Denied",
+    "Fork",
     "IOFailed",
     "NoSpace",
     "NotFound",
