@@ -15,6 +15,7 @@ import grpc
 from cogfs.fsd.channel import Committed, Freeze, Frozen, Resume
 from cogfs.fsd.control.command import execute, leave
 from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.newplace import NewPlaces
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.server import Registration
@@ -97,10 +98,10 @@ class FailingService(snapshot_pb2_grpc.SnapshotServiceServicer):
         raise CogfsError(Reason.NOT_FOUND, "not here")
 
     CreateSnapshot = ListSnapshots = RestoreSnapshot = DiffSnapshots = ListTree = _none  # type: ignore[assignment]
-    DeleteSnapshot = PruneSnapshots = _none  # type: ignore[assignment]
+    DeleteSnapshot = PruneSnapshots = CopySnapshot = _none  # type: ignore[assignment]
 
 
-def _services(store: Store, engine: PlainEngine) -> Sequence[Registration]:
+def _services(store: Store, engine: PlainEngine, new_places: NewPlaces) -> Sequence[Registration]:
     service = FailingService()
     return [
         (

@@ -19,10 +19,16 @@ from cogfs.store.schema import (
     CommandRow,
     DirectoryRow,
     EntryKind,
+    EntryOrigin,
     EntryRow,
     FileCheckpointRow,
+    ForkLinkRow,
+    ForkRow,
     JournalRow,
     Kind,
+    MemoryKind,
+    MemoryRow,
+    NewPlaceRow,
     OpaqueReason,
     PolicyRow,
     ProcessRow,
@@ -37,6 +43,7 @@ from cogfs.store.schema import (
     SnapshotRow,
     SnapshotState,
     SnapshotStats,
+    StaleRow,
     StatRow,
     Sums,
     ThreadRow,
@@ -587,3 +594,89 @@ def test_runs_with_their_tool_calls_and_commands(place: Path) -> None:
         assert rows.runs() == [run("r11")]
         assert rows.tool_calls() == calls[2:]
         assert rows.commands() == []
+
+
+def memory(name: str, thread_id: str, *entries: str) -> MemoryRow:
+    stale = StaleRow("rewound", "e1", 9) if entries else None
+    return MemoryRow(name, thread_id, MemoryKind.ITEM, "", "say ünïcode", '{"a":1}', entries, 5, 6, stale)
+
+
+def test_memories_of_a_thread(place: Path) -> None:
+    with Store.open(place) as store, store.write() as rows:
+        for name in ("b", "a", "a.b", "c"):
+            rows.put_memory(memory(name, "t", "e1", "e2"))
+        rows.put_memory(memory("other", "t2"))
+        rows.put_memory(memory("b", "t"))
+        with pytest.raises(ValueError, match="cannot be an id"):
+            rows.put_memory(memory("", "t"))
+        with pytest.raises(ValueError, match="cannot be an id"):
+            rows.put_memory(memory("m", "\0"))
+    with Store.open(place) as store, store.read() as reader:
+        assert reader.memory("t", "a") == memory("a", "t", "e1", "e2")
+        assert reader.memory("t", "b") == memory("b", "t")
+        assert reader.memory("t", "other") is reader.memory("t", "x" * 129) is reader.memory("", "a") is None
+        assert [row.id for row in reader.memories("t")] == ["a", "a.b", "b", "c"]
+        assert [row.id for row in reader.memories("t", after="a")] == ["a.b", "b", "c"]
+        assert [row.id for row in reader.memories("t", after="a.b")] == ["b", "c"]
+        assert list(reader.memories("t", after="z")) == list(reader.memories("nobody")) == []
+
+
+def test_a_thread_goes_with_all_that_is_its_own(place: Path) -> None:
+    fork = msgspec.structs.replace(thread("fork"), forked_from=EntryOrigin("t", "e1"))
+    with Store.open(place) as store, store.write() as rows:
+        for one in (thread("t"), thread("t2"), fork):
+            rows.put_thread(one)
+            rows.put_memory(memory("m", one.id))
+            for number in (1, 2):
+                rows.put_entry(entry(one.id, f"e{number}", "e1" if number == 2 else "", number))
+        rows.put_fork_link("t", ForkLinkRow("fork", "e1", 3))
+        rows.put_fork_link("t", ForkLinkRow("again", "e2", 4))
+        assert [row.thread_id for row in rows.fork_links("t")] == ["again", "fork"]
+        rows.delete_thread("fork")
+        assert [row.thread_id for row in rows.fork_links("t")] == ["again"]
+        rows.delete_thread("t")
+        with pytest.raises(NotFound):
+            rows.delete_thread("t")
+    with Store.open(place) as store, store.read() as reader:
+        assert [row.id for row in reader.threads()] == ["t2"]
+        assert not reader.has_thread("t") and reader.has_thread("t2") and not reader.has_thread("\0")
+        for name in ("t", "fork"):
+            assert not [*reader.entries(name), *reader.memories(name), *reader.fork_links(name)]
+            assert reader.children(name, "") == reader.children(name, "e1") == []
+            assert not reader.has_entry(name, "e1")
+        assert [row.id for row in reader.branch("t2", "e2")] == ["e1", "e2"]
+        assert len(list(reader.memories("t2"))) == 1
+
+
+def test_entries_by_their_numbers(store: Store) -> None:
+    with store.write() as rows:
+        for name in ("t", "t2"):
+            for number in range(1, 6):
+                rows.put_entry(entry(name, f"e{number}", "", number))
+    with store.read() as reader:
+        assert [row.sequence for row in reader.entries("t", after=2)] == [3, 4, 5]
+        assert [row.sequence for row in reader.entries_back("t")] == [5, 4, 3, 2, 1]
+        assert [row.sequence for row in reader.entries_back("t", before=3)] == [2, 1]
+        assert list(reader.entries("t", after=5)) == list(reader.entries_back("t", before=1)) == []
+        assert reader.numbered_entry("t", 4).id == "e4"
+
+
+def test_what_forks_are_made_of_comes_back(place: Path) -> None:
+    made = msgspec.structs.replace(workspace("ws"), new_place=NewPlaceRow("fork", True))
+    copy = msgspec.structs.replace(snapshot("snap_b", "ws"), copied_from="snap_a")
+    begun = msgspec.structs.replace(journal("ws"), fork=ForkRow("fork", ("snap_b",)))
+    copied = msgspec.structs.replace(
+        entry("t", "e", "", 1),
+        file_checkpoint_at=FileCheckpointRow("snap_b", "ws", b"/r"),
+        copied_from=EntryOrigin("t0", "e"),
+    )
+    with Store.open(place) as store, store.write() as rows:
+        rows.put_workspace(made)
+        rows.put_snapshot(copy)
+        rows.put_journal(begun)
+        rows.put_entry(copied)
+    with Store.open(place) as store, store.read() as reader:
+        assert reader.workspace("ws") == made
+        assert reader.snapshot("snap_b") == copy
+        assert reader.journal("ws") == begun
+        assert reader.entry("t", "e") == copied

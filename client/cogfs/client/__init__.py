@@ -28,7 +28,7 @@ from cogfs.client.errors import (
 )
 from cogfs.client.run import Run
 from cogfs.client.snapshot import Snapshot
-from cogfs.client.thread import CheckpointWarning, Thread
+from cogfs.client.thread import CheckpointWarning, Fork, Thread
 from cogfs.client.workspace import Workspace
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "CogfsError",
     "Corrupt",
     "Denied",
+    "Fork",
     "IOFailed",
     "NoSpace",
     "NotFound",

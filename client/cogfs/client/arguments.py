@@ -76,6 +76,19 @@ def entry_kind(name: str) -> thread_pb2.Entry.Kind.ValueType:
     return kind
 
 
+def memory_kind(name: str | None) -> thread_pb2.Memory.Kind.ValueType:
+    """The kind of a memory by its name, whatever the case ("item", "summary", "file"); None: not said."""
+    if name is None:
+        return thread_pb2.Memory.KIND_UNSPECIFIED
+    try:
+        kind = thread_pb2.Memory.Kind.Value(name.upper())
+    except ValueError:
+        kind = thread_pb2.Memory.KIND_UNSPECIFIED
+    if kind == thread_pb2.Memory.KIND_UNSPECIFIED:
+        raise ValidationError(f"{name!r} is no kind of memory: give item, summary or file")
+    return kind
+
+
 def wait(name: str | None) -> common_pb2.Wait.ValueType:
     """When a call that takes a snapshot answers: "sealed", "durable", or None to leave it to the daemon."""
     if name is None:

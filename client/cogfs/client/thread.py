@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, overload
 
 from cogfs.client.arguments import (
     CheckpointsArgument,
+    PathArgument,
+    absolute,
     duration,
     entry_kind,
+    memory_kind,
     process_id,
     strategy_of,
     struct,
@@ -203,11 +206,13 @@ class Thread:
         request = thread_pb2.GetEntryRequest(thread_id=self.id, entry_id=text(entry_id, "entry's id"))
         return self._connection.call(self._connection.threads.GetEntry, request)
 
-    def entries(self, *, all_branches: bool = False) -> Iterator[thread_pb2.Entry]:
-        """The active branch, or all entries; the oldest first."""
+    def entries(self, *, all_branches: bool = False, newest_first: bool = False) -> Iterator[thread_pb2.Entry]:
+        """The active branch, or all entries; the oldest first, or with ``newest_first`` the newest."""
 
         def page(token: str) -> tuple[list[thread_pb2.Entry], str]:
-            request = thread_pb2.ListEntriesRequest(thread_id=self.id, all_branches=all_branches, page_token=token)
+            request = thread_pb2.ListEntriesRequest(
+                thread_id=self.id, all_branches=all_branches, newest_first=newest_first, page_token=token
+            )
             answer = self._connection.call(self._connection.threads.ListEntries, request)
             return list(answer.entries), answer.next_page_token
 
@@ -234,8 +239,8 @@ class Thread:
         force: bool = False,
         calling_run: str | None = None,
     ) -> thread_pb2.RewindReport:
-        """Takes the conversation back to an entry, and with ``files`` the files to what they were there. Without a word
-        on ``files``, the runtime's policy says (``rewind_files``; it does not, unless it was set).
+        """Takes the conversation and its memory back to an entry, and with ``files`` the files to what they were there.
+        Without a word on ``files``, the runtime's policy says (``rewind_files``; it does not, unless it was set).
 
         ``dry_run`` changes nothing and reports what would be changed. ThreadBusy or WorkspaceBusy when something is in
         the way; ``force`` goes past open files, whose holders keep the old ones, and stops runs and commands, once it
@@ -252,6 +257,140 @@ class Thread:
             calling_run_id=text(calling_run or "", "run's id"),
         )
         return self._connection.call(self._connection.threads.Rewind, request)
+
+    @overload
+    def fork(
+        self,
+        entry_id: str,
+        *,
+        id: str | None = None,
+        files: bool = False,
+        into: PathArgument | None = None,
+        workspace: Workspace | str | None = None,
+        source: Workspace | str | None = None,
+        dry_run: Literal[False] = False,
+        force: bool = False,
+    ) -> Fork: ...
+
+    @overload
+    def fork(
+        self,
+        entry_id: str,
+        *,
+        id: str | None = None,
+        files: bool = False,
+        into: PathArgument | None = None,
+        workspace: Workspace | str | None = None,
+        source: Workspace | str | None = None,
+        dry_run: bool,
+        force: bool = False,
+    ) -> Fork | thread_pb2.ForkThreadReport: ...
+
+    def fork(
+        self,
+        entry_id: str,
+        *,
+        id: str | None = None,
+        files: bool = False,
+        into: PathArgument | None = None,
+        workspace: Workspace | str | None = None,
+        source: Workspace | str | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> Fork | thread_pb2.ForkThreadReport:
+        """A new thread of the branch up to an entry, with what it remembers; with ``id`` as its id.
+
+        With ``files``, the files of a workspace are brought to what they were there, and the new thread works in it:
+        ``workspace``, or the one at ``into``, or that of the checkpoint. A directory ``into`` that does not exist or is
+        empty becomes a workspace, kept as that of the checkpoint is. ``source``: the workspace that the checkpoint has
+        to be of.
+
+        ``dry_run`` makes nothing and answers what would be made. ValidationError when the id is taken or the files
+        cannot be had, ThreadBusy or WorkspaceBusy when something is in the way; ``force`` goes past open files, whose
+        holders keep the old ones. After an error nothing of the fork is left.
+        """
+        request = thread_pb2.ForkThreadRequest(
+            thread_id=self.id,
+            at_entry_id=text(entry_id, "entry's id"),
+            new_thread_id=text(id or "", "thread's id"),
+            files=files,
+            into=b"" if into is None else absolute(into),
+            workspace_id=workspace_id(workspace),
+            source_workspace_id=workspace_id(source),
+            dry_run=dry_run,
+            force=force,
+        )
+        report = self._connection.call(self._connection.threads.ForkThread, request)
+        return report if dry_run else Fork(self._connection, report)
+
+    def put_memory(
+        self,
+        content: str,
+        entries: Iterable[str] = (),
+        *,
+        kind: str = "item",
+        name: str | None = None,
+        id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> thread_pb2.Memory:
+        """Remembers something, in the place of what has the ``id``. ``entries`` are the ids of those that it stands on.
+
+        An "item" counts as long as one of them is on the active branch, and always when it stands on none. A "summary",
+        or a "file" with its ``name``, belongs to one entry (the active leaf, when none is given) and is seen from the
+        branches that hold it; of a file, the latest version on the branch is.
+        """
+        request = thread_pb2.PutMemoryRequest(
+            thread_id=self.id,
+            memory_id=text(id or "", "memory's id"),
+            kind=memory_kind(kind),
+            name=text(name or "", "file's name"),
+            content=text(content, "text"),
+            metadata=struct(metadata),
+            entry_ids=[text(entry, "entry's id") for entry in ([entries] if isinstance(entries, str) else entries)],
+        )
+        return self._connection.call(self._connection.threads.PutMemory, request)
+
+    def memory(
+        self, *, kind: str | None = None, active_only: bool = False, all_branches: bool = False
+    ) -> Iterator[thread_pb2.Memory]:
+        """What the thread remembers: items, the stale ones too unless ``active_only``, and the summaries and files that
+        are seen from the active branch, with ``all_branches`` all of them."""
+
+        def page(token: str) -> tuple[list[thread_pb2.Memory], str]:
+            request = thread_pb2.ListMemoryRequest(
+                thread_id=self.id,
+                active_only=active_only,
+                all_branches=all_branches,
+                kind=memory_kind(kind),
+                page_token=token,
+            )
+            answer = self._connection.call(self._connection.threads.ListMemory, request)
+            return list(answer.memories), answer.next_page_token
+
+        return paged(page)
+
+    def delete(self) -> None:
+        """Forgets the thread with its entries and its memory. Snapshots and forks of it stay."""
+        request = thread_pb2.DeleteThreadRequest(thread_id=self.id)
+        self._connection.call(self._connection.threads.DeleteThread, request)
+
+
+class Fork(Thread):
+    """A thread that was just forked. ``report`` tells what was made of it."""
+
+    def __init__(self, connection: Connection, report: thread_pb2.ForkThreadReport) -> None:
+        super().__init__(connection, report.thread)
+        self.report = report
+
+    @property
+    def files(self) -> thread_pb2.RewindFilesReport | None:
+        """What became of the files; None when they were not asked for."""
+        return self.report.files if self.report.HasField("files") else None
+
+    @property
+    def snapshots_copied(self) -> int:
+        """Checkpoints of the branch that the fork's workspace got as its own."""
+        return self.report.snapshots_copied
 
 
 def workspace_id(workspace: Workspace | str | None) -> str:

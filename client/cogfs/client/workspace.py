@@ -94,6 +94,13 @@ class Workspace:
 
         return paged(page)
 
+    def copy_snapshot(self, snapshot: Snapshot | str) -> Snapshot:
+        """Gets a snapshot of another workspace as its own, so that it can be restored here; no content is copied.
+        ValidationError when it is of this one, or has failed."""
+        source = snapshot.id if isinstance(snapshot, Snapshot) else text(snapshot, "snapshot's id")
+        request = snapshot_pb2.CopySnapshotRequest(snapshot_id=source, workspace_id=self.id)
+        return Snapshot(self._connection, self._connection.call(self._connection.snapshots.CopySnapshot, request))
+
     def prune(
         self, retain: RetentionArgument | None = None, *, dry_run: bool = False
     ) -> snapshot_pb2.PruneSnapshotsResponse:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cogfs.ctl import daemon, runs, snapshots, threads, workspaces
+from cogfs.ctl import daemon, forks, runs, snapshots, threads, workspaces
 from cogfs.ctl.invocation import Invocation, UsageError
 
 USAGE_EXIT = 2
@@ -70,6 +70,7 @@ _add(app, "policy", threads.policy, "policy --agent coder --exclude 'dist/**'")
 _add(app, "exec", runs.execute, "exec chat -- make test")
 _add(app, "runs", runs.runs, "runs ~/project")
 _add(app, "rewind", threads.rewind, "rewind chat ENTRY --files")
+_add(app, "fork", forks.fork, "fork chat ENTRY --files --into ~/project-fork")
 _add(daemon_app, "start", daemon.start, "daemon start")
 _add(daemon_app, "stop", daemon.stop, "daemon stop")
 _add(daemon_app, "status", daemon.status, "daemon status --json")

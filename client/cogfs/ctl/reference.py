@@ -25,8 +25,9 @@ This page is written by `make generate` from the commands themselves.
 - `--json` prints one JSON document on standard output, an error as well:
   `{"error": {"reason": …, "message": …, "metadata": {…}}}`. Only a mistake in the arguments that is found before a
   command begins is told on standard error alone.
-- `restore`, `rewind` and `undo` show the plan, ask, then act. With `--yes` they act at once, with `--dry-run` they show
-  the plan alone. Where they cannot ask (with `--json`, or without a terminal) they need one of the two.
+- `restore`, `rewind`, `undo`, and `fork` with `--files` show the plan, ask, then act. With `--yes` they act at once,
+  with `--dry-run` they show the plan alone. Where they cannot ask (with `--json`, or without a terminal) they need one
+  of the two.
 - An error is one sentence on standard error. `COGFS_DEBUG=1` shows the traceback of a fault.
 - Without a terminal there are no colours and no progress, and no line is cut. `NO_COLOR=1` takes the colours away.
 - Completion for bash, zsh and fish: `cogfsctl --install-completion`.

@@ -223,6 +223,18 @@ def runs(report: thread_pb2.RunsReport, dry_run: bool) -> None:
         line(f"run {run} {would} dropped")
 
 
+def memory(report: thread_pb2.MemoryReport, dry_run: bool) -> None:
+    """What a rewind or an undo does to what a thread remembers."""
+    for ids, what in ((report.stale, "stale"), (report.hidden, "not seen any more"), (report.active, "valid again")):
+        if ids:
+            be = "would be" if dry_run else "is now"
+            line(f"memory that {be} {what}: {len(ids)}", "bold")
+        for memory_id in ids[:_SHOWN]:
+            line(f"  {memory_id}")
+        if len(ids) > _SHOWN:
+            line(f"  … and {len(ids) - _SHOWN} more (--json shows all)", "dim")
+
+
 def confirm(question: str) -> bool:
     """Asks on the terminal. No answer is no."""
     sys.stdout.flush()

@@ -405,5 +405,6 @@ def _show_undo(report: thread_pb2.UndoReport) -> None:
     if report.thread_id:
         screen.line(f"thread {report.thread_id} goes back with the files")
         screen.conversation(report.conversation, report.dry_run)
+        screen.memory(report.memory, report.dry_run)
     if report.files_only_reason:
         screen.note(f"the files alone: {report.files_only_reason}")

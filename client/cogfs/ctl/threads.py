@@ -246,7 +246,7 @@ def rewind(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Take a conversation, and with --files the files, back to an entry.
+    """Take a conversation with its memory, and with --files the files, back to an entry.
 
     Without ENTRY: lists the active branch, and marks the entries with checkpoints [files]. Else shows the plan, asks,
     then acts.
@@ -345,6 +345,7 @@ def _show_rewind(report: thread_pb2.RewindReport) -> None:
     from cogfs.ctl import screen
 
     screen.conversation(report.conversation, report.dry_run)
+    screen.memory(report.memory, report.dry_run)
     if report.HasField("files"):
         files = report.files
         how = "exactly as they were there" if files.exact else "the nearest checkpoint at or before it"

@@ -87,6 +87,7 @@ class Snapshot(_message.Message):
     PARENT_ID_FIELD_NUMBER: _builtins.int
     REFUSE_HARD_LINKS_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    COPIED_FROM_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     workspace_id: _builtins.str
     label: _builtins.str
@@ -100,6 +101,8 @@ class Snapshot(_message.Message):
     """The snapshot before it in the workspace; empty for the first."""
     refuse_hard_links: _builtins.bool
     """Files with more than one hard link were left out."""
+    copied_from: _builtins.str
+    """The snapshot of another workspace that this is a copy of, which may be gone; empty: none."""
     @_builtins.property
     def metadata(self) -> _struct_pb2.Struct: ...
     @_builtins.property
@@ -139,10 +142,11 @@ class Snapshot(_message.Message):
         parent_id: _builtins.str = ...,
         refuse_hard_links: _builtins.bool = ...,
         failed: _abc.Iterable[_common_pb2.PathReason] | None = ...,
+        copied_from: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "metadata", b"metadata", "stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "exclude", b"exclude", "failed", b"failed", "id", b"id", "label", b"label", "max_file_bytes", b"max_file_bytes", "metadata", b"metadata", "origin", b"origin", "parent_id", b"parent_id", "reason", b"reason", "refuse_hard_links", b"refuse_hard_links", "root_hash", b"root_hash", "skipped", b"skipped", "state", b"state", "stats", b"stats", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_from", b"copied_from", "created_at", b"created_at", "exclude", b"exclude", "failed", b"failed", "id", b"id", "label", b"label", "max_file_bytes", b"max_file_bytes", "metadata", b"metadata", "origin", b"origin", "parent_id", b"parent_id", "reason", b"reason", "refuse_hard_links", b"refuse_hard_links", "root_hash", b"root_hash", "skipped", b"skipped", "state", b"state", "stats", b"stats", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -379,6 +383,29 @@ class PruneSnapshotsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PruneSnapshotsResponse: _TypeAlias = PruneSnapshotsResponse  # noqa: Y015
+
+@_typing.final
+class CopySnapshotRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    WORKSPACE_ID_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    workspace_id: _builtins.str
+    """The workspace that gets it."""
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        workspace_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_id", b"snapshot_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopySnapshotRequest: _TypeAlias = CopySnapshotRequest  # noqa: Y015
 
 @_typing.final
 class RestoreSnapshotRequest(_message.Message):

@@ -64,6 +64,11 @@ class SnapshotServiceStub:
                 request_serializer=cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsRequest.SerializeToString,
                 response_deserializer=cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsResponse.FromString,
                 _registered_method=True)
+        self.CopySnapshot = channel.unary_unary(
+                '/cogfs.v1.SnapshotService/CopySnapshot',
+                request_serializer=cogfs_dot_v1_dot_snapshot__pb2.CopySnapshotRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_snapshot__pb2.Snapshot.FromString,
+                _registered_method=True)
         self.RestoreSnapshot = channel.unary_stream(
                 '/cogfs.v1.SnapshotService/RestoreSnapshot',
                 request_serializer=cogfs_dot_v1_dot_snapshot__pb2.RestoreSnapshotRequest.SerializeToString,
@@ -134,6 +139,15 @@ class SnapshotServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CopySnapshot(self, request, context):
+        """Gives another workspace a snapshot as its own, once it is captured, so that it can be restored there. The copy has an
+        id of its own and shares all content. NOT_FOUND: no such snapshot or workspace. VALIDATION_ERROR: it is of that
+        workspace already, or has failed. UNAVAILABLE: nobody can capture it now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RestoreSnapshot(self, request, context):
         """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
         workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
@@ -195,6 +209,11 @@ def add_SnapshotServiceServicer_to_server(servicer, server):
                     servicer.PruneSnapshots,
                     request_deserializer=cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsRequest.FromString,
                     response_serializer=cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsResponse.SerializeToString,
+            ),
+            'CopySnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.CopySnapshot,
+                    request_deserializer=cogfs_dot_v1_dot_snapshot__pb2.CopySnapshotRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_snapshot__pb2.Snapshot.SerializeToString,
             ),
             'RestoreSnapshot': grpc.unary_stream_rpc_method_handler(
                     servicer.RestoreSnapshot,
@@ -356,6 +375,33 @@ class SnapshotService:
             '/cogfs.v1.SnapshotService/PruneSnapshots',
             cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsRequest.SerializeToString,
             cogfs_dot_v1_dot_snapshot__pb2.PruneSnapshotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CopySnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.SnapshotService/CopySnapshot',
+            cogfs_dot_v1_dot_snapshot__pb2.CopySnapshotRequest.SerializeToString,
+            cogfs_dot_v1_dot_snapshot__pb2.Snapshot.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,11 @@ class SnapshotServiceStub:
     the workspace. Those that DeleteSnapshot refuses remain. NOT_FOUND: no such workspace. VALIDATION_ERROR: there is
     no retention, or it is negative or over 100 years.
     """
+    CopySnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.CopySnapshotRequest, _snapshot_pb2.Snapshot]
+    """Gives another workspace a snapshot as its own, once it is captured, so that it can be restored there. The copy has an
+    id of its own and shares all content. NOT_FOUND: no such snapshot or workspace. VALIDATION_ERROR: it is of that
+    workspace already, or has failed. UNAVAILABLE: nobody can capture it now.
+    """
     RestoreSnapshot: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.RestoreSnapshotRequest, _snapshot_pb2.RestoreEvent]
     """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
     workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
@@ -101,6 +106,11 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     """Deletes the snapshots of a workspace that a retention does not keep: the one of the request or, without, that of
     the workspace. Those that DeleteSnapshot refuses remain. NOT_FOUND: no such workspace. VALIDATION_ERROR: there is
     no retention, or it is negative or over 100 years.
+    """
+    CopySnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.CopySnapshotRequest, _snapshot_pb2.Snapshot]  # type: ignore[assignment]
+    """Gives another workspace a snapshot as its own, once it is captured, so that it can be restored there. The copy has an
+    id of its own and shares all content. NOT_FOUND: no such snapshot or workspace. VALIDATION_ERROR: it is of that
+    workspace already, or has failed. UNAVAILABLE: nobody can capture it now.
     """
     RestoreSnapshot: _aio.UnaryStreamMultiCallable[_snapshot_pb2.RestoreSnapshotRequest, _snapshot_pb2.RestoreEvent]  # type: ignore[assignment]
     """Streams progress, and the report last. NOT_FOUND: no such snapshot, or a path that neither the snapshot nor the
@@ -173,6 +183,17 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         """Deletes the snapshots of a workspace that a retention does not keep: the one of the request or, without, that of
         the workspace. Those that DeleteSnapshot refuses remain. NOT_FOUND: no such workspace. VALIDATION_ERROR: there is
         no retention, or it is negative or over 100 years.
+        """
+
+    @_abc_1.abstractmethod
+    def CopySnapshot(
+        self,
+        request: _snapshot_pb2.CopySnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_snapshot_pb2.Snapshot, _abc.Awaitable[_snapshot_pb2.Snapshot]]:
+        """Gives another workspace a snapshot as its own, once it is captured, so that it can be restored there. The copy has an
+        id of its own and shares all content. NOT_FOUND: no such snapshot or workspace. VALIDATION_ERROR: it is of that
+        workspace already, or has failed. UNAVAILABLE: nobody can capture it now.
         """
 
     @_abc_1.abstractmethod

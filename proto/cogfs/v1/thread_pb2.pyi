@@ -33,6 +33,8 @@ class Thread(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     UPDATED_AT_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
+    FORKED_FROM_FIELD_NUMBER: _builtins.int
+    FORKS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     workspace_id: _builtins.str
     """Empty: a conversation without files."""
@@ -45,6 +47,14 @@ class Thread(_message.Message):
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def updated_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def forked_from(self) -> Global___EntryOrigin:
+        """The entry that it was forked at; the thread it is in may be gone. Unset: it was not forked."""
+
+    @_builtins.property
+    def forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForkLink]:
+        """The threads that were forked from it."""
+
     def __init__(
         self,
         *,
@@ -55,14 +65,67 @@ class Thread(_message.Message):
         created_at: _timestamp_pb2.Timestamp | None = ...,
         updated_at: _timestamp_pb2.Timestamp | None = ...,
         agent: _builtins.str = ...,
+        forked_from: Global___EntryOrigin | None = ...,
+        forks: _abc.Iterable[Global___ForkLink] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "updated_at", b"updated_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "forked_from", b"forked_from", "updated_at", b"updated_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "created_at", b"created_at", "entry_count", b"entry_count", "id", b"id", "leaf_id", b"leaf_id", "updated_at", b"updated_at", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "created_at", b"created_at", "entry_count", b"entry_count", "forked_from", b"forked_from", "forks", b"forks", "id", b"id", "leaf_id", b"leaf_id", "updated_at", b"updated_at", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Thread: _TypeAlias = Thread  # noqa: Y015
+
+@_typing.final
+class EntryOrigin(_message.Message):
+    """An entry of another thread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THREAD_ID_FIELD_NUMBER: _builtins.int
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    thread_id: _builtins.str
+    entry_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        thread_id: _builtins.str = ...,
+        entry_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "thread_id", b"thread_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EntryOrigin: _TypeAlias = EntryOrigin  # noqa: Y015
+
+@_typing.final
+class ForkLink(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THREAD_ID_FIELD_NUMBER: _builtins.int
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    thread_id: _builtins.str
+    entry_id: _builtins.str
+    """The entry of this thread at which it was forked."""
+    @_builtins.property
+    def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        thread_id: _builtins.str = ...,
+        entry_id: _builtins.str = ...,
+        created_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "entry_id", b"entry_id", "thread_id", b"thread_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkLink: _TypeAlias = ForkLink  # noqa: Y015
 
 @_typing.final
 class CheckpointPolicy(_message.Message):
@@ -284,6 +347,8 @@ class Entry(_message.Message):
     FILES_FOLLOW_FIELD_NUMBER: _builtins.int
     ACTIVE_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    FILE_CHECKPOINT_AT_FIELD_NUMBER: _builtins.int
+    COPIED_FROM_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     thread_id: _builtins.str
     parent_id: _builtins.str
@@ -306,6 +371,16 @@ class Entry(_message.Message):
     def file_checkpoint(self) -> Global___FileCheckpoint:
         """Set by the daemon alone: the files as they were just before this message."""
 
+    @_builtins.property
+    def file_checkpoint_at(self) -> Global___FileCheckpoint:
+        """Set by the daemon alone, at the entry at which a thread was forked: the files as they were right after it, which are
+        those of the message after it in the other thread.
+        """
+
+    @_builtins.property
+    def copied_from(self) -> Global___EntryOrigin:
+        """Set by the daemon alone, in a fork: the entry that this is a copy of, which has the same id."""
+
     def __init__(
         self,
         *,
@@ -320,10 +395,12 @@ class Entry(_message.Message):
         files_follow: _builtins.bool = ...,
         active: _builtins.bool = ...,
         run_id: _builtins.str = ...,
+        file_checkpoint_at: Global___FileCheckpoint | None = ...,
+        copied_from: Global___EntryOrigin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "file_checkpoint", b"file_checkpoint", "metadata", b"metadata"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copied_from", b"copied_from", "created_at", b"created_at", "file_checkpoint", b"file_checkpoint", "file_checkpoint_at", b"file_checkpoint_at", "metadata", b"metadata"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "content", b"content", "created_at", b"created_at", "file_checkpoint", b"file_checkpoint", "files_follow", b"files_follow", "id", b"id", "kind", b"kind", "metadata", b"metadata", "parent_id", b"parent_id", "run_id", b"run_id", "thread_id", b"thread_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "content", b"content", "copied_from", b"copied_from", "created_at", b"created_at", "file_checkpoint", b"file_checkpoint", "file_checkpoint_at", b"file_checkpoint_at", "files_follow", b"files_follow", "id", b"id", "kind", b"kind", "metadata", b"metadata", "parent_id", b"parent_id", "run_id", b"run_id", "thread_id", b"thread_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -536,12 +613,17 @@ class ListEntriesRequest(_message.Message):
     ALL_BRANCHES_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    NEWEST_FIRST_FIELD_NUMBER: _builtins.int
     thread_id: _builtins.str
     all_branches: _builtins.bool
     """Every branch, not the active one alone."""
     page_size: _builtins.int
     """At most 1,000; zero: 100."""
     page_token: _builtins.str
+    newest_first: _builtins.bool
+    """From the active leaf, or with all_branches from the entry that was written last. The cheapest way to the end of a
+    long thread.
+    """
     def __init__(
         self,
         *,
@@ -549,10 +631,11 @@ class ListEntriesRequest(_message.Message):
         all_branches: _builtins.bool = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        newest_first: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_branches", b"all_branches", "page_size", b"page_size", "page_token", b"page_token", "thread_id", b"thread_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_branches", b"all_branches", "newest_first", b"newest_first", "page_size", b"page_size", "page_token", b"page_token", "thread_id", b"thread_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -598,7 +681,7 @@ class RewindRequest(_message.Message):
     files: _builtins.bool
     """Unset: rewind_files of the runtime's policy, when the thread has a workspace; else false."""
     memory: _builtins.bool
-    """Move the conversation too. Unset: true."""
+    """Move the conversation and its memory too. Unset: true."""
     workspace_id: _builtins.str
     """Empty: the thread's."""
     dry_run: _builtins.bool
@@ -746,6 +829,7 @@ class RewindReport(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     thread_id: _builtins.str
     to_entry_id: _builtins.str
     dry_run: _builtins.bool
@@ -757,6 +841,10 @@ class RewindReport(_message.Message):
 
     @_builtins.property
     def runs(self) -> Global___RunsReport: ...
+    @_builtins.property
+    def memory(self) -> Global___MemoryReport:
+        """What becomes of the memory; empty without `memory`."""
+
     def __init__(
         self,
         *,
@@ -766,14 +854,53 @@ class RewindReport(_message.Message):
         conversation: Global___ConversationReport | None = ...,
         files: Global___RewindFilesReport | None = ...,
         runs: Global___RunsReport | None = ...,
+        memory: Global___MemoryReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "files", b"files", "runs", b"runs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "files", b"files", "memory", b"memory", "runs", b"runs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "dry_run", b"dry_run", "files", b"files", "runs", b"runs", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "dry_run", b"dry_run", "files", b"files", "memory", b"memory", "runs", b"runs", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RewindReport: _TypeAlias = RewindReport  # noqa: Y015
+
+@_typing.final
+class MemoryReport(_message.Message):
+    """What becomes of a thread's memory when its active leaf moves. Ids of memories, ascending."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STALE_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stale(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Items that stood on no entry that is left, and are stale now."""
+
+    @_builtins.property
+    def hidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Summaries and files that are not seen any more, as they belong to the branch that is left, or as another version of
+        the file counts.
+        """
+
+    @_builtins.property
+    def active(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of any kind: those that count again."""
+
+    def __init__(
+        self,
+        *,
+        stale: _abc.Iterable[_builtins.str] | None = ...,
+        hidden: _abc.Iterable[_builtins.str] | None = ...,
+        active: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "hidden", b"hidden", "stale", b"stale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryReport: _TypeAlias = MemoryReport  # noqa: Y015
 
 @_typing.final
 class UndoRequest(_message.Message):
@@ -811,6 +938,7 @@ class UndoReport(_message.Message):
     THREAD_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_FIELD_NUMBER: _builtins.int
     FILES_ONLY_REASON_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     workspace_id: _builtins.str
     dry_run: _builtins.bool
     undone_snapshot_id: _builtins.str
@@ -823,6 +951,10 @@ class UndoReport(_message.Message):
     def files(self) -> _common_pb2.RestoreReport: ...
     @_builtins.property
     def conversation(self) -> Global___ConversationReport: ...
+    @_builtins.property
+    def memory(self) -> Global___MemoryReport:
+        """Set with `conversation`."""
+
     def __init__(
         self,
         *,
@@ -833,11 +965,391 @@ class UndoReport(_message.Message):
         thread_id: _builtins.str = ...,
         conversation: Global___ConversationReport | None = ...,
         files_only_reason: _builtins.str = ...,
+        memory: Global___MemoryReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "files", b"files"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "files", b"files", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "dry_run", b"dry_run", "files", b"files", "files_only_reason", b"files_only_reason", "thread_id", b"thread_id", "undone_snapshot_id", b"undone_snapshot_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "dry_run", b"dry_run", "files", b"files", "files_only_reason", b"files_only_reason", "memory", b"memory", "thread_id", b"thread_id", "undone_snapshot_id", b"undone_snapshot_id", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UndoReport: _TypeAlias = UndoReport  # noqa: Y015
+
+@_typing.final
+class ForkThreadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THREAD_ID_FIELD_NUMBER: _builtins.int
+    AT_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    NEW_THREAD_ID_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    WORKSPACE_ID_FIELD_NUMBER: _builtins.int
+    INTO_FIELD_NUMBER: _builtins.int
+    SOURCE_WORKSPACE_ID_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    thread_id: _builtins.str
+    at_entry_id: _builtins.str
+    """On any branch."""
+    new_thread_id: _builtins.str
+    """Of the new thread, as a thread's id; empty: the daemon chooses."""
+    files: _builtins.bool
+    """Bring the files of a workspace to what they were at the entry."""
+    workspace_id: _builtins.str
+    """With `files`, at most one of these two: the workspace of the new thread. Neither: that of the checkpoint."""
+    into: _builtins.bytes
+    """Its directory, absolute: of a workspace, or one that does not exist or is empty. That one becomes a workspace, with
+    the options of the checkpoint's and kept as that one is, mounted or scanned.
+    """
+    source_workspace_id: _builtins.str
+    """With `files`: the workspace that the checkpoint has to be of. Empty: any."""
+    dry_run: _builtins.bool
+    force: _builtins.bool
+    """Go past open files; their holders keep the old ones."""
+    def __init__(
+        self,
+        *,
+        thread_id: _builtins.str = ...,
+        at_entry_id: _builtins.str = ...,
+        new_thread_id: _builtins.str = ...,
+        files: _builtins.bool = ...,
+        workspace_id: _builtins.str = ...,
+        into: _builtins.bytes = ...,
+        source_workspace_id: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_entry_id", b"at_entry_id", "dry_run", b"dry_run", "files", b"files", "force", b"force", "into", b"into", "new_thread_id", b"new_thread_id", "source_workspace_id", b"source_workspace_id", "thread_id", b"thread_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkThreadRequest: _TypeAlias = ForkThreadRequest  # noqa: Y015
+
+@_typing.final
+class ForkThreadReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THREAD_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    SOURCE_THREAD_ID_FIELD_NUMBER: _builtins.int
+    AT_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    ENTRIES_COPIED_FIELD_NUMBER: _builtins.int
+    SNAPSHOTS_COPIED_FIELD_NUMBER: _builtins.int
+    MEMORIES_COPIED_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    WORKSPACE_MADE_FIELD_NUMBER: _builtins.int
+    dry_run: _builtins.bool
+    source_thread_id: _builtins.str
+    at_entry_id: _builtins.str
+    entries_copied: _builtins.int
+    snapshots_copied: _builtins.int
+    """Checkpoints of the branch that the workspace got as its own, so that the new thread can be rewound to them there.
+    No content is copied. Zero in the workspace in which they were taken.
+    """
+    memories_copied: _builtins.int
+    workspace_made: _builtins.bytes
+    """The root of the workspace that was made for it; empty: there was one."""
+    @_builtins.property
+    def thread(self) -> Global___Thread:
+        """The new thread. With dry_run as it would be, and without an id where the daemon would choose one."""
+
+    @_builtins.property
+    def files(self) -> Global___RewindFilesReport:
+        """Unset when files were not asked for."""
+
+    def __init__(
+        self,
+        *,
+        thread: Global___Thread | None = ...,
+        dry_run: _builtins.bool = ...,
+        source_thread_id: _builtins.str = ...,
+        at_entry_id: _builtins.str = ...,
+        entries_copied: _builtins.int = ...,
+        snapshots_copied: _builtins.int = ...,
+        memories_copied: _builtins.int = ...,
+        files: Global___RewindFilesReport | None = ...,
+        workspace_made: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "thread", b"thread"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_entry_id", b"at_entry_id", "dry_run", b"dry_run", "entries_copied", b"entries_copied", "files", b"files", "memories_copied", b"memories_copied", "snapshots_copied", b"snapshots_copied", "source_thread_id", b"source_thread_id", "thread", b"thread", "workspace_made", b"workspace_made"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkThreadReport: _TypeAlias = ForkThreadReport  # noqa: Y015
+
+@_typing.final
+class Memory(_message.Message):
+    """Something that a thread remembers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Memory._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: Memory._Kind.ValueType  # 0
+        ITEM: Memory._Kind.ValueType  # 1
+        """Something that is known by what some entries say. It counts as long as one of them is on the active branch, and
+        always when it stands on none.
+        """
+        SUMMARY: Memory._Kind.ValueType  # 2
+        """What the conversation came to, up to an entry. It is seen from the branches that hold the entry."""
+        FILE: Memory._Kind.ValueType  # 3
+        """A file of notes as it was from an entry on; each version is a memory. From a branch, the one with the latest entry
+        on it is seen.
+        """
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
+    KIND_UNSPECIFIED: Memory.Kind.ValueType  # 0
+    ITEM: Memory.Kind.ValueType  # 1
+    """Something that is known by what some entries say. It counts as long as one of them is on the active branch, and
+    always when it stands on none.
+    """
+    SUMMARY: Memory.Kind.ValueType  # 2
+    """What the conversation came to, up to an entry. It is seen from the branches that hold the entry."""
+    FILE: Memory.Kind.ValueType  # 3
+    """A file of notes as it was from an entry on; each version is a memory. From a branch, the one with the latest entry
+    on it is seen.
+    """
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Memory._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: Memory._State.ValueType  # 0
+        ACTIVE: Memory._State.ValueType  # 1
+        STALE: Memory._State.ValueType  # 2
+
+    class State(_State, metaclass=_StateEnumTypeWrapper): ...
+    STATE_UNSPECIFIED: Memory.State.ValueType  # 0
+    ACTIVE: Memory.State.ValueType  # 1
+    STALE: Memory.State.ValueType  # 2
+
+    ID_FIELD_NUMBER: _builtins.int
+    THREAD_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    ENTRY_IDS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STALE_BECAUSE_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    UPDATED_AT_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    thread_id: _builtins.str
+    kind: Global___Memory.Kind.ValueType
+    name: _builtins.str
+    """Of a FILE."""
+    content: _builtins.str
+    state: Global___Memory.State.ValueType
+    @_builtins.property
+    def metadata(self) -> _struct_pb2.Struct: ...
+    @_builtins.property
+    def entry_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it stands on."""
+
+    @_builtins.property
+    def stale_because(self) -> Global___StaleBecause:
+        """Set when it is STALE."""
+
+    @_builtins.property
+    def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def updated_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        thread_id: _builtins.str = ...,
+        kind: Global___Memory.Kind.ValueType = ...,
+        name: _builtins.str = ...,
+        content: _builtins.str = ...,
+        metadata: _struct_pb2.Struct | None = ...,
+        entry_ids: _abc.Iterable[_builtins.str] | None = ...,
+        state: Global___Memory.State.ValueType = ...,
+        stale_because: Global___StaleBecause | None = ...,
+        created_at: _timestamp_pb2.Timestamp | None = ...,
+        updated_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "metadata", b"metadata", "stale_because", b"stale_because", "updated_at", b"updated_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "created_at", b"created_at", "entry_ids", b"entry_ids", "id", b"id", "kind", b"kind", "metadata", b"metadata", "name", b"name", "stale_because", b"stale_because", "state", b"state", "thread_id", b"thread_id", "updated_at", b"updated_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Memory: _TypeAlias = Memory  # noqa: Y015
+
+@_typing.final
+class StaleBecause(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    LEAF_ID_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """rewound: an ITEM stands on no entry of the active branch. branch: a SUMMARY or FILE belongs to another branch.
+    replaced: the active branch has a later version of the FILE.
+    """
+    leaf_id: _builtins.str
+    """The leaf of the branch that was active when it became stale."""
+    @_builtins.property
+    def at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        leaf_id: _builtins.str = ...,
+        at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "leaf_id", b"leaf_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StaleBecause: _TypeAlias = StaleBecause  # noqa: Y015
+
+@_typing.final
+class PutMemoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THREAD_ID_FIELD_NUMBER: _builtins.int
+    MEMORY_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    ENTRY_IDS_FIELD_NUMBER: _builtins.int
+    thread_id: _builtins.str
+    memory_id: _builtins.str
+    """As a thread's id; empty: the daemon chooses."""
+    kind: Global___Memory.Kind.ValueType
+    name: _builtins.str
+    content: _builtins.str
+    @_builtins.property
+    def metadata(self) -> _struct_pb2.Struct: ...
+    @_builtins.property
+    def entry_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """On any branch. Of a SUMMARY or FILE at most one; none: the active leaf."""
+
+    def __init__(
+        self,
+        *,
+        thread_id: _builtins.str = ...,
+        memory_id: _builtins.str = ...,
+        kind: Global___Memory.Kind.ValueType = ...,
+        name: _builtins.str = ...,
+        content: _builtins.str = ...,
+        metadata: _struct_pb2.Struct | None = ...,
+        entry_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "entry_ids", b"entry_ids", "kind", b"kind", "memory_id", b"memory_id", "metadata", b"metadata", "name", b"name", "thread_id", b"thread_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutMemoryRequest: _TypeAlias = PutMemoryRequest  # noqa: Y015
+
+@_typing.final
+class ListMemoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THREAD_ID_FIELD_NUMBER: _builtins.int
+    ACTIVE_ONLY_FIELD_NUMBER: _builtins.int
+    ALL_BRANCHES_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    thread_id: _builtins.str
+    active_only: _builtins.bool
+    """Those that count alone. Otherwise stale items are told, too."""
+    all_branches: _builtins.bool
+    """Also the summaries and files that are not seen from the active branch."""
+    kind: Global___Memory.Kind.ValueType
+    """Unset: all kinds."""
+    page_size: _builtins.int
+    """At most 1,000; zero: 100."""
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        thread_id: _builtins.str = ...,
+        active_only: _builtins.bool = ...,
+        all_branches: _builtins.bool = ...,
+        kind: Global___Memory.Kind.ValueType = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_only", b"active_only", "all_branches", b"all_branches", "kind", b"kind", "page_size", b"page_size", "page_token", b"page_token", "thread_id", b"thread_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMemoryRequest: _TypeAlias = ListMemoryRequest  # noqa: Y015
+
+@_typing.final
+class ListMemoryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORIES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def memories(self) -> _containers.RepeatedCompositeFieldContainer[Global___Memory]: ...
+    def __init__(
+        self,
+        *,
+        memories: _abc.Iterable[Global___Memory] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memories", b"memories", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMemoryResponse: _TypeAlias = ListMemoryResponse  # noqa: Y015
+
+@_typing.final
+class DeleteThreadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THREAD_ID_FIELD_NUMBER: _builtins.int
+    thread_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        thread_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["thread_id", b"thread_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteThreadRequest: _TypeAlias = DeleteThreadRequest  # noqa: Y015
+
+@_typing.final
+class DeleteThreadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteThreadResponse: _TypeAlias = DeleteThreadResponse  # noqa: Y015

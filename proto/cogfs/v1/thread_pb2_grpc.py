@@ -87,6 +87,26 @@ class ThreadServiceStub:
                 request_serializer=cogfs_dot_v1_dot_thread__pb2.UndoRequest.SerializeToString,
                 response_deserializer=cogfs_dot_v1_dot_thread__pb2.UndoReport.FromString,
                 _registered_method=True)
+        self.ForkThread = channel.unary_unary(
+                '/cogfs.v1.ThreadService/ForkThread',
+                request_serializer=cogfs_dot_v1_dot_thread__pb2.ForkThreadRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_thread__pb2.ForkThreadReport.FromString,
+                _registered_method=True)
+        self.PutMemory = channel.unary_unary(
+                '/cogfs.v1.ThreadService/PutMemory',
+                request_serializer=cogfs_dot_v1_dot_thread__pb2.PutMemoryRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_thread__pb2.Memory.FromString,
+                _registered_method=True)
+        self.ListMemory = channel.unary_unary(
+                '/cogfs.v1.ThreadService/ListMemory',
+                request_serializer=cogfs_dot_v1_dot_thread__pb2.ListMemoryRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_thread__pb2.ListMemoryResponse.FromString,
+                _registered_method=True)
+        self.DeleteThread = channel.unary_unary(
+                '/cogfs.v1.ThreadService/DeleteThread',
+                request_serializer=cogfs_dot_v1_dot_thread__pb2.DeleteThreadRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_thread__pb2.DeleteThreadResponse.FromString,
+                _registered_method=True)
 
 
 class ThreadServiceServicer:
@@ -158,14 +178,14 @@ class ThreadServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListEntries(self, request, context):
-        """The active branch, or all entries; the oldest first. NOT_FOUND: no such thread.
+        """The active branch, or all entries; the oldest first, or with `newest_first` the newest. NOT_FOUND: no such thread.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rewind(self, request, context):
-        """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
+        """Takes the conversation with its memory, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
         VALIDATION_ERROR: the entry is not on the active branch, its checkpoint is missing or was pruned, there is no
         workspace, the thread did not run in the workspace, or neither conversation nor files are to be taken back.
         THREAD_BUSY: as AppendEntry, or a run goes on in the thread ("busy_by"). WORKSPACE_BUSY: something is in the way of the
@@ -187,6 +207,45 @@ class ThreadServiceServicer:
         since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"), as
         in RestoreSnapshot and, when the conversation is taken back too, as in Rewind; or another restore came in between.
         Else as RestoreSnapshot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForkThread(self, request, context):
+        """Makes a new thread of the branch up to an entry, with what it remembers, and with `files` brings the files of a
+        workspace to what they were there. All or nothing: until it is answered there is no new thread, and what a failed or
+        interrupted fork had made is taken back. NOT_FOUND: no such thread, entry or workspace. VALIDATION_ERROR: the new
+        id is taken; without `files`, a workspace is named; with `files`, no checkpoint stands at or before the entry, it
+        was pruned or has failed, the thread did not run in `source_workspace_id`, there is no workspace, or the directory
+        `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY: as AppendEntry.
+        WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot, and with
+        `into` as Mount.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutMemory(self, request, context):
+        """Remembers something, or replaces what has the id. NOT_FOUND: no such thread or entry. VALIDATION_ERROR: no kind, a
+        SUMMARY or FILE on more than one entry or in a thread without entries, a FILE without a name, a name for anything
+        else, the id of a memory of another kind, over 1,000 entries, content over 16 MiB, or metadata over 1 MiB.
+        THREAD_BUSY: as AppendEntry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListMemory(self, request, context):
+        """What a thread remembers, in the order of the ids. NOT_FOUND: no such thread.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteThread(self, request, context):
+        """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it. NOT_FOUND:
+        no such thread. THREAD_BUSY: as AppendEntry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -244,6 +303,26 @@ def add_ThreadServiceServicer_to_server(servicer, server):
                     servicer.Undo,
                     request_deserializer=cogfs_dot_v1_dot_thread__pb2.UndoRequest.FromString,
                     response_serializer=cogfs_dot_v1_dot_thread__pb2.UndoReport.SerializeToString,
+            ),
+            'ForkThread': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkThread,
+                    request_deserializer=cogfs_dot_v1_dot_thread__pb2.ForkThreadRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_thread__pb2.ForkThreadReport.SerializeToString,
+            ),
+            'PutMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutMemory,
+                    request_deserializer=cogfs_dot_v1_dot_thread__pb2.PutMemoryRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_thread__pb2.Memory.SerializeToString,
+            ),
+            'ListMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMemory,
+                    request_deserializer=cogfs_dot_v1_dot_thread__pb2.ListMemoryRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_thread__pb2.ListMemoryResponse.SerializeToString,
+            ),
+            'DeleteThread': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteThread,
+                    request_deserializer=cogfs_dot_v1_dot_thread__pb2.DeleteThreadRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_thread__pb2.DeleteThreadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -519,6 +598,114 @@ class ThreadService:
             '/cogfs.v1.ThreadService/Undo',
             cogfs_dot_v1_dot_thread__pb2.UndoRequest.SerializeToString,
             cogfs_dot_v1_dot_thread__pb2.UndoReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkThread(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.ThreadService/ForkThread',
+            cogfs_dot_v1_dot_thread__pb2.ForkThreadRequest.SerializeToString,
+            cogfs_dot_v1_dot_thread__pb2.ForkThreadReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.ThreadService/PutMemory',
+            cogfs_dot_v1_dot_thread__pb2.PutMemoryRequest.SerializeToString,
+            cogfs_dot_v1_dot_thread__pb2.Memory.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.ThreadService/ListMemory',
+            cogfs_dot_v1_dot_thread__pb2.ListMemoryRequest.SerializeToString,
+            cogfs_dot_v1_dot_thread__pb2.ListMemoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteThread(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.ThreadService/DeleteThread',
+            cogfs_dot_v1_dot_thread__pb2.DeleteThreadRequest.SerializeToString,
+            cogfs_dot_v1_dot_thread__pb2.DeleteThreadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,9 +66,9 @@ class ThreadServiceStub:
     GetEntry: _grpc.UnaryUnaryMultiCallable[_thread_pb2.GetEntryRequest, _thread_pb2.Entry]
     """NOT_FOUND: no such thread or entry."""
     ListEntries: _grpc.UnaryUnaryMultiCallable[_thread_pb2.ListEntriesRequest, _thread_pb2.ListEntriesResponse]
-    """The active branch, or all entries; the oldest first. NOT_FOUND: no such thread."""
+    """The active branch, or all entries; the oldest first, or with `newest_first` the newest. NOT_FOUND: no such thread."""
     Rewind: _grpc.UnaryUnaryMultiCallable[_thread_pb2.RewindRequest, _thread_pb2.RewindReport]
-    """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
+    """Takes the conversation with its memory, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
     VALIDATION_ERROR: the entry is not on the active branch, its checkpoint is missing or was pruned, there is no
     workspace, the thread did not run in the workspace, or neither conversation nor files are to be taken back.
     THREAD_BUSY: as AppendEntry, or a run goes on in the thread ("busy_by"). WORKSPACE_BUSY: something is in the way of the
@@ -86,6 +86,28 @@ class ThreadServiceStub:
     since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"), as
     in RestoreSnapshot and, when the conversation is taken back too, as in Rewind; or another restore came in between.
     Else as RestoreSnapshot.
+    """
+    ForkThread: _grpc.UnaryUnaryMultiCallable[_thread_pb2.ForkThreadRequest, _thread_pb2.ForkThreadReport]
+    """Makes a new thread of the branch up to an entry, with what it remembers, and with `files` brings the files of a
+    workspace to what they were there. All or nothing: until it is answered there is no new thread, and what a failed or
+    interrupted fork had made is taken back. NOT_FOUND: no such thread, entry or workspace. VALIDATION_ERROR: the new
+    id is taken; without `files`, a workspace is named; with `files`, no checkpoint stands at or before the entry, it
+    was pruned or has failed, the thread did not run in `source_workspace_id`, there is no workspace, or the directory
+    `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY: as AppendEntry.
+    WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot, and with
+    `into` as Mount.
+    """
+    PutMemory: _grpc.UnaryUnaryMultiCallable[_thread_pb2.PutMemoryRequest, _thread_pb2.Memory]
+    """Remembers something, or replaces what has the id. NOT_FOUND: no such thread or entry. VALIDATION_ERROR: no kind, a
+    SUMMARY or FILE on more than one entry or in a thread without entries, a FILE without a name, a name for anything
+    else, the id of a memory of another kind, over 1,000 entries, content over 16 MiB, or metadata over 1 MiB.
+    THREAD_BUSY: as AppendEntry.
+    """
+    ListMemory: _grpc.UnaryUnaryMultiCallable[_thread_pb2.ListMemoryRequest, _thread_pb2.ListMemoryResponse]
+    """What a thread remembers, in the order of the ids. NOT_FOUND: no such thread."""
+    DeleteThread: _grpc.UnaryUnaryMultiCallable[_thread_pb2.DeleteThreadRequest, _thread_pb2.DeleteThreadResponse]
+    """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it. NOT_FOUND:
+    no such thread. THREAD_BUSY: as AppendEntry.
     """
 
 @_typing.type_check_only
@@ -126,9 +148,9 @@ class ThreadServiceAsyncStub(ThreadServiceStub):
     GetEntry: _aio.UnaryUnaryMultiCallable[_thread_pb2.GetEntryRequest, _thread_pb2.Entry]  # type: ignore[assignment]
     """NOT_FOUND: no such thread or entry."""
     ListEntries: _aio.UnaryUnaryMultiCallable[_thread_pb2.ListEntriesRequest, _thread_pb2.ListEntriesResponse]  # type: ignore[assignment]
-    """The active branch, or all entries; the oldest first. NOT_FOUND: no such thread."""
+    """The active branch, or all entries; the oldest first, or with `newest_first` the newest. NOT_FOUND: no such thread."""
     Rewind: _aio.UnaryUnaryMultiCallable[_thread_pb2.RewindRequest, _thread_pb2.RewindReport]  # type: ignore[assignment]
-    """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
+    """Takes the conversation with its memory, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
     VALIDATION_ERROR: the entry is not on the active branch, its checkpoint is missing or was pruned, there is no
     workspace, the thread did not run in the workspace, or neither conversation nor files are to be taken back.
     THREAD_BUSY: as AppendEntry, or a run goes on in the thread ("busy_by"). WORKSPACE_BUSY: something is in the way of the
@@ -146,6 +168,28 @@ class ThreadServiceAsyncStub(ThreadServiceStub):
     since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"), as
     in RestoreSnapshot and, when the conversation is taken back too, as in Rewind; or another restore came in between.
     Else as RestoreSnapshot.
+    """
+    ForkThread: _aio.UnaryUnaryMultiCallable[_thread_pb2.ForkThreadRequest, _thread_pb2.ForkThreadReport]  # type: ignore[assignment]
+    """Makes a new thread of the branch up to an entry, with what it remembers, and with `files` brings the files of a
+    workspace to what they were there. All or nothing: until it is answered there is no new thread, and what a failed or
+    interrupted fork had made is taken back. NOT_FOUND: no such thread, entry or workspace. VALIDATION_ERROR: the new
+    id is taken; without `files`, a workspace is named; with `files`, no checkpoint stands at or before the entry, it
+    was pruned or has failed, the thread did not run in `source_workspace_id`, there is no workspace, or the directory
+    `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY: as AppendEntry.
+    WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot, and with
+    `into` as Mount.
+    """
+    PutMemory: _aio.UnaryUnaryMultiCallable[_thread_pb2.PutMemoryRequest, _thread_pb2.Memory]  # type: ignore[assignment]
+    """Remembers something, or replaces what has the id. NOT_FOUND: no such thread or entry. VALIDATION_ERROR: no kind, a
+    SUMMARY or FILE on more than one entry or in a thread without entries, a FILE without a name, a name for anything
+    else, the id of a memory of another kind, over 1,000 entries, content over 16 MiB, or metadata over 1 MiB.
+    THREAD_BUSY: as AppendEntry.
+    """
+    ListMemory: _aio.UnaryUnaryMultiCallable[_thread_pb2.ListMemoryRequest, _thread_pb2.ListMemoryResponse]  # type: ignore[assignment]
+    """What a thread remembers, in the order of the ids. NOT_FOUND: no such thread."""
+    DeleteThread: _aio.UnaryUnaryMultiCallable[_thread_pb2.DeleteThreadRequest, _thread_pb2.DeleteThreadResponse]  # type: ignore[assignment]
+    """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it. NOT_FOUND:
+    no such thread. THREAD_BUSY: as AppendEntry.
     """
 
 class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -231,7 +275,7 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _thread_pb2.ListEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_thread_pb2.ListEntriesResponse, _abc.Awaitable[_thread_pb2.ListEntriesResponse]]:
-        """The active branch, or all entries; the oldest first. NOT_FOUND: no such thread."""
+        """The active branch, or all entries; the oldest first, or with `newest_first` the newest. NOT_FOUND: no such thread."""
 
     @_abc_1.abstractmethod
     def Rewind(
@@ -239,7 +283,7 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _thread_pb2.RewindRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_thread_pb2.RewindReport, _abc.Awaitable[_thread_pb2.RewindReport]]:
-        """Takes the conversation, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
+        """Takes the conversation with its memory, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
         VALIDATION_ERROR: the entry is not on the active branch, its checkpoint is missing or was pruned, there is no
         workspace, the thread did not run in the workspace, or neither conversation nor files are to be taken back.
         THREAD_BUSY: as AppendEntry, or a run goes on in the thread ("busy_by"). WORKSPACE_BUSY: something is in the way of the
@@ -263,6 +307,52 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"), as
         in RestoreSnapshot and, when the conversation is taken back too, as in Rewind; or another restore came in between.
         Else as RestoreSnapshot.
+        """
+
+    @_abc_1.abstractmethod
+    def ForkThread(
+        self,
+        request: _thread_pb2.ForkThreadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_thread_pb2.ForkThreadReport, _abc.Awaitable[_thread_pb2.ForkThreadReport]]:
+        """Makes a new thread of the branch up to an entry, with what it remembers, and with `files` brings the files of a
+        workspace to what they were there. All or nothing: until it is answered there is no new thread, and what a failed or
+        interrupted fork had made is taken back. NOT_FOUND: no such thread, entry or workspace. VALIDATION_ERROR: the new
+        id is taken; without `files`, a workspace is named; with `files`, no checkpoint stands at or before the entry, it
+        was pruned or has failed, the thread did not run in `source_workspace_id`, there is no workspace, or the directory
+        `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY: as AppendEntry.
+        WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot, and with
+        `into` as Mount.
+        """
+
+    @_abc_1.abstractmethod
+    def PutMemory(
+        self,
+        request: _thread_pb2.PutMemoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_thread_pb2.Memory, _abc.Awaitable[_thread_pb2.Memory]]:
+        """Remembers something, or replaces what has the id. NOT_FOUND: no such thread or entry. VALIDATION_ERROR: no kind, a
+        SUMMARY or FILE on more than one entry or in a thread without entries, a FILE without a name, a name for anything
+        else, the id of a memory of another kind, over 1,000 entries, content over 16 MiB, or metadata over 1 MiB.
+        THREAD_BUSY: as AppendEntry.
+        """
+
+    @_abc_1.abstractmethod
+    def ListMemory(
+        self,
+        request: _thread_pb2.ListMemoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_thread_pb2.ListMemoryResponse, _abc.Awaitable[_thread_pb2.ListMemoryResponse]]:
+        """What a thread remembers, in the order of the ids. NOT_FOUND: no such thread."""
+
+    @_abc_1.abstractmethod
+    def DeleteThread(
+        self,
+        request: _thread_pb2.DeleteThreadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_thread_pb2.DeleteThreadResponse, _abc.Awaitable[_thread_pb2.DeleteThreadResponse]]:
+        """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it. NOT_FOUND:
+        no such thread. THREAD_BUSY: as AppendEntry.
         """
 
 def add_ThreadServiceServicer_to_server(servicer: ThreadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

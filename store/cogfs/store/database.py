@@ -54,6 +54,8 @@ class Table(enum.StrEnum):
     RUNS = "runs"
     TOOL_CALLS = "tool_calls"
     COMMANDS = "commands"
+    MEMORIES = "memories"
+    FORKS = "forks"
 
 
 class View:

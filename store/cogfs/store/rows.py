@@ -1,5 +1,5 @@
-"""The rows of LMDB by what they mean: workspaces, snapshots and their boundaries, threads, entries, runs, journals,
-recorded directories.
+"""The rows of LMDB by what they mean: workspaces, snapshots and their boundaries, threads, entries, memories, runs,
+journals, recorded directories.
 
 Keys are ids in UTF-8. Where a key has several parts, a NUL ends each id, and numbers are 8 bytes, big-endian, so that
 the order of the keys is the order of the parts. Values are msgpack (see ``schema``).
@@ -19,7 +19,9 @@ from cogfs.store.schema import (
     CommandRow,
     DirectoryRow,
     EntryRow,
+    ForkLinkRow,
     JournalRow,
+    MemoryRow,
     PolicyRow,
     RecordState,
     RunRow,
@@ -50,6 +52,8 @@ _policy = msgspec.msgpack.Decoder(PolicyRow)
 _run = msgspec.msgpack.Decoder(RunRow)
 _tool_call = msgspec.msgpack.Decoder(ToolCallRow)
 _command = msgspec.msgpack.Decoder(CommandRow)
+_memory = msgspec.msgpack.Decoder(MemoryRow)
+_fork_link = msgspec.msgpack.Decoder(ForkLinkRow)
 #: The key of the runtime's policy. An agent's begins with another word.
 _RUNTIME = b"runtime"
 _NUMBER = 8
@@ -197,6 +201,29 @@ class Reader:
         """All, by id, descending."""
         return [_decode(_thread, value, Table.THREADS, key) for key, value in self._view.scan_back(Table.THREADS)]
 
+    def has_thread(self, thread_id: str) -> bool:
+        """There is a thread of this id."""
+        key = _id(thread_id)
+        return key is not None and self._view.get(Table.THREADS, key) is not None
+
+    def fork_links(self, thread_id: str) -> list[ForkLinkRow]:
+        """The forks of a thread, in order of their ids."""
+        return list(self._all(_fork_link, Table.FORKS, _under(thread_id)))
+
+    # --- memories
+
+    def memory(self, thread_id: str, memory_id: str) -> MemoryRow | None:
+        """That of this id, if the thread has it."""
+        key = _id(memory_id)
+        return self._one(_memory, Table.MEMORIES, None if key is None else _under(thread_id) + key)
+
+    def memories(self, thread_id: str, *, after: str = "") -> Iterator[MemoryRow]:
+        """All of a thread in order of their ids, those greater than ``after`` where that is given."""
+        prefix = _under(thread_id)
+        start = prefix + after.encode(errors="replace") + b"\0" if after else b""
+        for key, value in self._view.scan(Table.MEMORIES, prefix, start=start):
+            yield _decode(_memory, value, Table.MEMORIES, key)
+
     # --- policies
 
     def policy(self, agent: str = "") -> PolicyRow | None:
@@ -216,9 +243,21 @@ class Reader:
         """The thread has an entry of this id."""
         return self._find_entry(thread_id, entry_id) is not None
 
-    def entries(self, thread_id: str) -> Iterator[EntryRow]:
-        """All of the thread, in order of writing."""
-        return self._all(_entry, Table.ENTRIES, _under(thread_id))
+    def entries(self, thread_id: str, *, after: int = -1) -> Iterator[EntryRow]:
+        """All of the thread in order of writing, those with a number greater than ``after``."""
+        prefix = _under(thread_id)
+        for key, value in self._view.scan(Table.ENTRIES, prefix, start=_of(thread_id, after + 1)):
+            yield _decode(_entry, value, Table.ENTRIES, key)
+
+    def entries_back(self, thread_id: str, *, before: int = 0) -> Iterator[EntryRow]:
+        """All of the thread, the last one first; with ``before`` those with a lesser number."""
+        limit = _of(thread_id, before) if before else b""
+        for key, value in self._view.scan_back(Table.ENTRIES, _under(thread_id), before=limit):
+            yield _decode(_entry, value, Table.ENTRIES, key)
+
+    def numbered_entry(self, thread_id: str, sequence: int) -> EntryRow:
+        """The entry of a number that the thread has."""
+        return self._numbered(thread_id, sequence)
 
     def children(self, thread_id: str, parent_id: str) -> list[EntryRow]:
         """The entries that follow ``parent_id`` (empty: those at the root), in order of writing."""
@@ -232,16 +271,19 @@ class Reader:
 
     def branch(self, thread_id: str, leaf_id: str) -> list[EntryRow]:
         """From the root to ``leaf_id``; nothing for an empty one. NotFound when an entry is not there."""
-        rows: list[EntryRow] = []
-        next_id = leaf_id
-        while next_id:
-            row = self.entry(thread_id, next_id)
-            if rows and row.sequence >= rows[-1].sequence:
-                raise Corrupt(f"entry {row.id} of thread {thread_id} comes after one that follows it")
-            rows.append(row)
-            next_id = row.parent_id
+        rows = list(self.ancestry(thread_id, leaf_id))
         rows.reverse()
         return rows
+
+    def ancestry(self, thread_id: str, leaf_id: str) -> Iterator[EntryRow]:
+        """``branch`` from its end: each entry is read when its turn comes."""
+        next_id, before = leaf_id, 0
+        while next_id:
+            row = self.entry(thread_id, next_id)
+            if before and row.sequence >= before:
+                raise Corrupt(f"entry {row.id} of thread {thread_id} comes after one that follows it")
+            yield row
+            next_id, before = row.parent_id, row.sequence
 
     def _find_entry(self, thread_id: str, entry_id: str) -> EntryRow | None:
         key = _id(entry_id)
@@ -438,6 +480,28 @@ class Writer(Reader):
     def delete_command(self, command_id: str) -> None:
         """Removes it if it is there."""
         self._change.delete(Table.COMMANDS, _new_id(command_id))
+
+    # --- threads that end, forks and memories
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Removes it with its entries, its memories and its link in the thread that it was forked from. NotFound."""
+        row = self.thread(thread_id)
+        prefix = _under(thread_id)
+        for table in (Table.ENTRIES, Table.ENTRY_SEQUENCES, Table.ENTRY_CHILDREN, Table.MEMORIES, Table.FORKS):
+            self._delete_under(table, prefix)
+        if row.forked_from is not None:
+            self._change.delete(Table.FORKS, _under(row.forked_from.thread_id) + prefix[:-1])
+        self._change.delete(Table.THREADS, prefix[:-1])
+
+    def put_fork_link(self, source_id: str, row: ForkLinkRow) -> None:
+        """Makes or replaces, in the thread ``source_id``, the link to a fork of it."""
+        _new_id(source_id)
+        self._put(Table.FORKS, _under(source_id) + _new_id(row.thread_id), row)
+
+    def put_memory(self, row: MemoryRow) -> None:
+        """Makes or replaces it."""
+        _new_id(row.thread_id)
+        self._put(Table.MEMORIES, _under(row.thread_id) + _new_id(row.id), row)
 
     # --- what is recorded of a workspace
 

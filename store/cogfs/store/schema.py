@@ -123,6 +123,15 @@ class UndoRow(msgspec.Struct, array_like=True, frozen=True):
     paths: tuple[bytes, ...] = ()
 
 
+class NewPlaceRow(msgspec.Struct, array_like=True, frozen=True):
+    """A fork that is under way made the workspace for its files: it goes again unless the fork is completed."""
+
+    #: The fork's id; there is no such thread yet.
+    thread_id: str
+    #: The directory did not exist before.
+    directory_made: bool = False
+
+
 class WorkspaceRow(msgspec.Struct, array_like=True, frozen=True):
     id: str
     root: bytes
@@ -141,6 +150,8 @@ class WorkspaceRow(msgspec.Struct, array_like=True, frozen=True):
     next_generation: int = 1
     #: Kept by scans, now or last, and not through a mount.
     scanned: bool = False
+    #: Cleared in the transaction that completes the fork.
+    new_place: NewPlaceRow | None = None
 
 
 class Skipped(msgspec.Struct, array_like=True, frozen=True):
@@ -196,6 +207,8 @@ class SnapshotRow(msgspec.Struct, array_like=True, frozen=True):
     protected: bool = False
     #: Files with several names were left out.
     refuse_hard_links: bool = False
+    #: The snapshot of another workspace that it is a copy of; empty: none.
+    copied_from: str = ""
 
 
 class BoundaryRow(msgspec.Struct, array_like=True, frozen=True):
@@ -234,6 +247,13 @@ class PolicyRow(msgspec.Struct, array_like=True, frozen=True):
     rewind_files: bool | None = None
 
 
+class EntryOrigin(msgspec.Struct, array_like=True, frozen=True):
+    """An entry of another thread."""
+
+    thread_id: str
+    entry_id: str
+
+
 class ThreadRow(msgspec.Struct, array_like=True, frozen=True):
     id: str
     workspace_id: str
@@ -246,6 +266,8 @@ class ThreadRow(msgspec.Struct, array_like=True, frozen=True):
     #: The agent that it is of; empty: none.
     agent: str = ""
     checkpoints: PolicyRow | None = None
+    #: The entry that it was forked at, which may be gone; None: it was not forked.
+    forked_from: EntryOrigin | None = None
 
 
 class EntryKind(enum.IntEnum):
@@ -279,6 +301,11 @@ class EntryRow(msgspec.Struct, array_like=True, frozen=True):
     files_follow: bool = False
     #: The run in which it was written; empty: none.
     run_id: str = ""
+    #: In a fork, at the entry that it was forked at: the checkpoint of the message after it, which was not copied. The
+    #: files as they were right after the entry.
+    file_checkpoint_at: FileCheckpointRow | None = None
+    #: The entry of the thread that was forked.
+    copied_from: EntryOrigin | None = None
 
 
 class RunKind(enum.IntEnum):
@@ -370,6 +397,60 @@ class CommandRow(msgspec.Struct, array_like=True, frozen=True):
     cgroup: str = ""
 
 
+class MemoryKind(enum.IntEnum):
+    #: Something that is known, by what some entries say.
+    ITEM = 1
+    #: What the conversation came to, up to an entry.
+    SUMMARY = 2
+    #: A file of notes, as it was from an entry on; each version is a row.
+    FILE = 3
+
+
+class StaleRow(msgspec.Struct, array_like=True, frozen=True):
+    """Why a memory does not count."""
+
+    #: ``rewound`` for an ITEM; ``branch`` or ``replaced`` for the others.
+    reason: str
+    #: The active leaf by which it does not.
+    leaf_id: str
+    at_ns: int
+
+
+class MemoryRow(msgspec.Struct, array_like=True, frozen=True):
+    """Something that a thread remembers."""
+
+    id: str
+    thread_id: str
+    kind: MemoryKind
+    #: Of a FILE; else empty.
+    name: str
+    content: str
+    #: JSON text of an object.
+    metadata: str
+    #: The entries that it stands on. Of a SUMMARY and a FILE exactly one, which says to which branch it belongs.
+    entry_ids: tuple[str, ...]
+    created_ns: int
+    updated_ns: int
+    #: None: it counts. Always what the active branch and the other rows make of it.
+    stale: StaleRow | None = None
+
+
+class ForkLinkRow(msgspec.Struct, array_like=True, frozen=True):
+    """A thread was forked from another one: kept under the other one."""
+
+    thread_id: str
+    entry_id: str
+    created_ns: int
+
+
+class ForkRow(msgspec.Struct, array_like=True, frozen=True):
+    """The fork that a restore is part of, and what was made for it: taken back unless it is completed."""
+
+    thread_id: str
+    #: The copies of snapshots in the workspace.
+    snapshot_ids: tuple[str, ...] = ()
+
+
 class JournalRow(msgspec.Struct, array_like=True, frozen=True):
     """A restore that has begun. The plan is a function of the two snapshots, so it is not kept here.
 
@@ -387,6 +468,8 @@ class JournalRow(msgspec.Struct, array_like=True, frozen=True):
     undo: UndoRow | None = None
     #: Runs that it drops when it ends forward.
     runs: tuple[str, ...] = ()
+    #: Set: it is part of a fork, and is taken back when it is interrupted.
+    fork: ForkRow | None = None
 
 
 class Sums(msgspec.Struct, array_like=True, frozen=True):

@@ -15,6 +15,7 @@ from typing import NoReturn
 from cogfs.fsd.control import logs, places
 from cogfs.fsd.control.daemon import AlreadyRunning, run
 from cogfs.fsd.control.faults import as_cogfs_error
+from cogfs.fsd.control.newplace import NewPlaces
 from cogfs.fsd.control.ports import EngineT
 from cogfs.fsd.control.server import Registration
 from cogfs.store.store import Store
@@ -32,7 +33,7 @@ example: cogfsd --leave-mounts
 def execute(
     arguments: Sequence[str] | None,
     make_engine: Callable[[Store, places.Places], EngineT],
-    more_services: Callable[[Store, EngineT], Sequence[Registration]],
+    more_services: Callable[[Store, EngineT, NewPlaces], Sequence[Registration]],
 ) -> int:
     """Serve until told to stop.
 

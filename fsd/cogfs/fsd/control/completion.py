@@ -24,6 +24,7 @@ from cogfs.fsd.control.ports import Link
 from cogfs.fsd.control.recheck import Moved, Recheck
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.runs import REWOUND, drop
+from cogfs.fsd.control.standing import move_leaf
 from cogfs.fsd.control.syscalls import syncfs
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.ids import new_id
@@ -78,12 +79,13 @@ class Completion:
         safety: SnapshotRow,
         progress: Progress,
         passed: frozenset[int] = frozenset(),
+        more: Callable[[Writer], None] | None = None,
     ) -> None:
         """From the journal to its end: forward, or back when that fails. ``passed``: files whose writers are gone past
-        where there is no mount."""
+        where there is no mount. ``more`` is written in the transaction that ends it forward."""
         try:
             self._execute(link, journal, plan, lambda done, total: progress(Phase.APPLYING, done, total), passed)
-            self._finish(link, journal, None)
+            self._finish(link, journal, None, more)
         except Exception as error:
             if self._worker_died(link, error):
                 raise CogfsError(
@@ -112,7 +114,7 @@ class Completion:
         recheck = None
         if link is not None and not link.watched:
             # No guard keeps others out: each step looks for itself.
-            reason = Reason.BUSY if journal.thread is None else Reason.WORKSPACE_BUSY
+            reason = Reason.BUSY if journal.thread is None and journal.fork is None else Reason.WORKSPACE_BUSY
             recheck = Recheck(self._store, self._workspace.id, reason, passed)
         root = self._open_root(link)
         try:
@@ -140,7 +142,13 @@ class Completion:
             raise WorkerGone("the mount of the workspace is not there any more")
         return fd
 
-    def _finish(self, link: Link | None, journal: JournalRow, recovery: RecoveryRow | None) -> None:
+    def _finish(
+        self,
+        link: Link | None,
+        journal: JournalRow,
+        recovery: RecoveryRow | None,
+        more: Callable[[Writer], None] | None = None,
+    ) -> None:
         """The files are right and durable: one transaction says so, with the conversation."""
         back = recovery is not None and recovery.outcome == "back"
         root = link.root_fd if link is not None else self._open_root(None)
@@ -160,9 +168,15 @@ class Completion:
             if not back:
                 changes["undo"] = journal.undo
                 if journal.thread is not None:
-                    writer.put_thread(journal.thread)
+                    move_leaf(writer, journal.thread)
                 drop(writer, journal.runs, REWOUND)
             writer.put_workspace(msgspec.structs.replace(row, **changes))
+            if back and journal.fork is not None:
+                for snapshot_id in journal.fork.snapshot_ids:
+                    if writer.has_snapshot(snapshot_id):
+                        writer.delete_snapshot(snapshot_id)
+            if more is not None:
+                more(writer)
 
         workspace = self._workspace
         if link is None:
@@ -190,7 +204,8 @@ class Completion:
     # --- recovery -----------------------------------------------------------------------------------------------------
 
     def recover(self, link: Link | None) -> None:
-        """Finish the restore that a crash interrupted, if there is one: forward, else back, else read-only.
+        """Finish the restore that a crash interrupted, if there is one: forward, else back, else read-only. That of a
+        fork goes back, as who asked for it has no thread to show for it.
 
         UNAVAILABLE when the directory is not the one that the restore was working in.
         """
@@ -206,8 +221,10 @@ class Completion:
                 safety = reader.snapshot(journal.safety_snapshot_id)
             self._check_root(link)
             _log.info("an interrupted restore is being finished", workspace=self._workspace.id, target=target.id)
+            fork = journal.fork
             try:
-                self._go_on(link, journal, target, safety, back=False, why="")
+                why = "" if fork is None else f"the fork to thread {fork.thread_id} was interrupted"
+                self._go_on(link, journal, target, safety, back=fork is not None, why=why)
             except Exception as error:
                 if link is not None and self._worker_died(link, error):
                     raise

@@ -18,9 +18,11 @@ from queue import Empty, SimpleQueue
 import structlog
 
 from cogfs.fsd.control.errors import CogfsError, from_os_error
+from cogfs.fsd.control.newplace import NewPlaces
 from cogfs.fsd.control.notify import notify
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineT, Workspaces
+from cogfs.fsd.control.registry import Registry
 from cogfs.fsd.control.server import Registration, Server
 from cogfs.fsd.control.services.admin import AdminService
 from cogfs.fsd.control.services.workspaces import WorkspaceService
@@ -51,7 +53,7 @@ class AlreadyRunning(CogfsError):
 def run(
     places: Places,
     make_engine: Callable[[Store, Places], EngineT],
-    more_services: Callable[[Store, EngineT], Sequence[Registration]],
+    more_services: Callable[[Store, EngineT, NewPlaces], Sequence[Registration]],
     *,
     leave_mounts: bool,
 ) -> None:
@@ -72,15 +74,18 @@ def run(
         engine = make_engine(store, places)
         stack.callback(engine.close)
         supervisor = Supervisor(places, store, engine)
+        registry = Registry(places, store, engine)
+        new_places = NewPlaces(store, engine, supervisor, registry)
         services = [
-            *_own_services(places, store, engine, supervisor),
-            *more_services(store, engine),
+            *_own_services(places, store, engine, supervisor, registry),
+            *more_services(store, engine, new_places),
         ]
         server = Server(places.socket, services)
         stack.callback(supervisor.stop, leave_mounts=leave_mounts)
         stack.callback(server.stop, _CALLS_PATIENCE)
         stack.callback(engine.stopping)
         supervisor.start()
+        new_places.recover()
         server.start()
         notify("READY=1")
         _log.info("ready", endpoint=places.endpoint, store=str(places.store), pid=os.getpid())
@@ -102,8 +107,10 @@ def _raise_limits() -> None:
     sys.setrecursionlimit(_CALLS_NESTED)
 
 
-def _own_services(places: Places, store: Store, engine: Workspaces, supervisor: Supervisor) -> list[Registration]:
-    workspaces = WorkspaceService(places, store, engine, supervisor)
+def _own_services(
+    places: Places, store: Store, engine: Workspaces, supervisor: Supervisor, registry: Registry
+) -> list[Registration]:
+    workspaces = WorkspaceService(places, store, engine, supervisor, registry)
     admin = AdminService(places, store)
     return [
         (

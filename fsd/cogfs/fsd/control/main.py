@@ -9,6 +9,8 @@ from typing import NoReturn
 try:
     from cogfs.fsd.control.command import execute, leave
     from cogfs.fsd.control.engine import Engine
+    from cogfs.fsd.control.fork import Forks
+    from cogfs.fsd.control.newplace import NewPlaces
     from cogfs.fsd.control.server import Registration
     from cogfs.fsd.control.services.runs import RunService
     from cogfs.fsd.control.services.snapshots import SnapshotService
@@ -27,9 +29,14 @@ def main() -> NoReturn:
     leave(execute(None, Engine, _services))
 
 
-def _services(store: Store, engine: Engine) -> Sequence[Registration]:
+def _services(store: Store, engine: Engine, new_places: NewPlaces) -> Sequence[Registration]:
     """What is served besides the workspaces and the daemon itself."""
-    snapshots, threads, runs = SnapshotService(store, engine), ThreadService(store, engine), RunService(store, engine)
+    forks = Forks(store, engine.threads, engine.workspace, new_places)
+    snapshots, threads, runs = (
+        SnapshotService(store, engine),
+        ThreadService(store, engine, forks),
+        RunService(store, engine),
+    )
     return [
         ("cogfs.v1.SnapshotService", lambda server: add_SnapshotServiceServicer_to_server(snapshots, server)),
         ("cogfs.v1.ThreadService", lambda server: add_ThreadServiceServicer_to_server(threads, server)),

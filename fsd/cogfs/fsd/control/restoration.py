@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -28,11 +28,14 @@ from cogfs.fsd.control.recorder import same_stat
 from cogfs.fsd.control.report import restore_report
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.runs import REWOUND, drop
+from cogfs.fsd.control.standing import move_leaf
 from cogfs.fsd.control.users import as_busy, names, open_handles
 from cogfs.fsd.control.workspace import Current, Workspace
 from cogfs.store.errors import StoreError
 from cogfs.store.ids import new_id
+from cogfs.store.rows import Writer
 from cogfs.store.schema import (
+    ForkRow,
     JournalRow,
     Kind,
     OpaqueReason,
@@ -51,6 +54,19 @@ _log = structlog.get_logger(__name__)
 _HARD_LINK = OpaqueReason.HARD_LINK.encode()
 #: A name with nothing under it, also where the directory that is to hold it is still something else.
 _NOTHING_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """The fork that a restore is part of. What it writes is taken back with the files."""
+
+    row: ForkRow
+    #: Written with the journal: the copies of snapshots.
+    begin: Callable[[Writer], None]
+    #: Written in the transaction that completes the restore: the new thread.
+    finish: Callable[[Writer], None]
+    #: The snapshot to be restored, captured, where it is one of the copies; else the workspace has it.
+    target: SnapshotRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +92,8 @@ class Request:
     occupied_by: tuple[BusyBy, ...] = ()
     #: Runs that are dropped in the transaction that completes the restore.
     drops: tuple[str, ...] = ()
+    #: What it is part of otherwise.
+    fork: Fork | None = None
 
 
 class Restoration:
@@ -94,13 +112,13 @@ class Restoration:
     def _restore(self, request: Request, progress: Progress) -> pb.RestoreReport:
         workspace, store = self._workspace, self._store
         link = workspace.ready()
-        target = self.target(request.snapshot_id)
+        target = self._target(request)
         paths = tuple(sorted({normal_path(path) for path in request.paths}))
         progress(Phase.PLANNING, 0, 0)
         safety = None
         with workspace.frozen(link) as frozen:
             # Nothing is sealed now, so no retention takes it; one that did before it was known to be needed is seen.
-            target = self.target(request.snapshot_id)
+            target = self._target(request)
             current, base, plan = self._look(link, frozen, request, target, paths)
             touched = Touched(link.root_fd, plan)
             who = [*occupants(link, plan, touched, strict=request.strict), *request.occupied_by]
@@ -113,7 +131,7 @@ class Restoration:
                 workspace.guard(link, restore_id, touched.changed | touched.directories, touched.above)
         if safety is None:
             if not request.dry_run:
-                self._commit_thread(request, target, paths)
+                self._commit_rows(request, target, paths)
             return restore_report(store, target.id, plan, who, dry_run=request.dry_run)
         completion = Completion(workspace)
         try:
@@ -123,12 +141,15 @@ class Restoration:
             journal = self._journal(request, restore_id, target, safety, paths)
             with store.write() as writer:
                 writer.put_journal(journal)
+                if request.fork is not None:
+                    request.fork.begin(writer)
             step("restore.journalled")
         except BaseException:
             workspace.unguard(link)
             self._drop_snapshot(safety)
             raise
-        completion.carry_out(link, journal, plan, target, safety, progress, passed)
+        more = request.fork.finish if request.fork is not None else None
+        completion.carry_out(link, journal, plan, target, safety, progress, passed, more)
         report.safety_snapshot_id = safety.id
         if blocking(who):
             report.forced.extend(report.busy_by)
@@ -169,8 +190,11 @@ class Restoration:
                 in_the_way,
             )
 
-    def target(self, snapshot_id: str) -> SnapshotRow:
-        """A snapshot of this workspace that can be restored."""
+    def _target(self, request: Request) -> SnapshotRow:
+        """A snapshot of this workspace that can be restored, or that will be one."""
+        if request.fork is not None and request.fork.target is not None:
+            return request.fork.target
+        snapshot_id = request.snapshot_id
         with self._store.read() as reader:
             snapshot = reader.snapshot(snapshot_id)
         if snapshot.workspace_id != self._workspace.id:
@@ -330,15 +354,21 @@ class Restoration:
             request.thread,
             _undo(request, target.id, safety.id, paths),
             request.drops,
+            request.fork.row if request.fork is not None else None,
         )
 
-    def _commit_thread(self, request: Request, target: SnapshotRow, paths: tuple[bytes, ...]) -> None:
-        """The files are right as they are: the conversation alone moves."""
+    def _commit_rows(self, request: Request, target: SnapshotRow, paths: tuple[bytes, ...]) -> None:
+        """The files are right as they are: the conversation alone moves, or is forked."""
+        if request.fork is not None:
+            with self._store.write() as writer:
+                request.fork.begin(writer)
+                request.fork.finish(writer)
+            return
         thread, before = request.thread, request.thread_before
         if thread is None or before is None:
             return
         with self._store.write() as writer:
-            writer.put_thread(thread)
+            move_leaf(writer, thread)
             drop(writer, request.drops, REWOUND)
             if thread.leaf_id != before.leaf_id:
                 # An undo must not take back the restore before this one. The files were those of the target.

@@ -92,15 +92,22 @@ def canonical(path: bytes, table: Sequence[MountEntry]) -> bytes:
 
 
 def check_new_root(
-    root: bytes, rows: Sequence[WorkspaceRow], places: Places, table: Sequence[MountEntry], *, force: bool
+    root: bytes,
+    rows: Sequence[WorkspaceRow],
+    places: Places,
+    table: Sequence[MountEntry],
+    *,
+    force: bool,
+    missing: bool = False,
 ) -> None:
-    """``root``, which is canonical, may become a workspace, or one sentence says why not."""
+    """``root``, which is canonical, may become a workspace, or one sentence says why not. ``missing``: it is to be made
+    in a directory that is there."""
     for row in rows:
         if row.root == root:
             raise CogfsError(
                 Reason.ALREADY_EXISTS, f"{show(root)} is registered already, as {row.id}", workspace_id=row.id
             )
-    check_directory(root)
+    check_directory(os.path.dirname(root) if missing else root)
     if not force:
         _refuse_too_much(root)
     for row in rows:

@@ -189,7 +189,12 @@ def check(request: Message) -> None:
             if not 0 <= value <= PAGE_SIZE_MAX:
                 raise invalid(f"page_size must be from 0 to {PAGE_SIZE_MAX:,}, not {value}")
         elif field.type == FieldDescriptor.TYPE_STRING and field.name.endswith("_id"):
-            if not _ID.fullmatch(value):
-                raise invalid(f"{field.name} is malformed: an id has 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+            check_id(value, field.name)
         elif field.enum_type is not None and not field.is_repeated and value not in field.enum_type.values_by_number:
             raise invalid(f"{field.name} has no value {value}")
+
+
+def check_id(value: str, name: str) -> None:
+    """VALIDATION_ERROR when ``value`` cannot be an id."""
+    if not _ID.fullmatch(value):
+        raise invalid(f"{name} is malformed: an id has 1 to 128 characters of A-Z a-z 0-9 . _ : -")

@@ -14,13 +14,15 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
+from cogfs.fsd.control.checkpoints import checkpoint_at, usable
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.passage import NO_RUNS, Passage, Passages, RunsReport
 from cogfs.fsd.control.policies import Effective, effective
 from cogfs.fsd.control.restoration import Request, Restoration
 from cogfs.fsd.control.runs import REWOUND, drop, refuse_over
-from cogfs.fsd.control.workspace import Workspace, failed
+from cogfs.fsd.control.standing import NO_SHIFT, Shift, move_leaf, shift
+from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.errors import NotFound
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Reader, Writer
@@ -31,7 +33,6 @@ from cogfs.store.schema import (
     PolicyRow,
     SnapshotOrigin,
     SnapshotRow,
-    SnapshotState,
     ThreadRow,
     UndoRow,
 )
@@ -40,9 +41,6 @@ from cogfs.v1 import common_pb2 as pb
 from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
-
-#: Entries that may stand between a point and the user message whose checkpoint is exact for it.
-_PASSED_OVER = frozenset({EntryKind.NOTE, EntryKind.SESSION_EVENT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +87,7 @@ class Rewound:
     exact: bool = False
     workspace_id: str = ""
     runs: RunsReport = NO_RUNS
+    memory: Shift = NO_SHIFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +99,7 @@ class Undone:
     thread_id: str = ""
     conversation: Conversation | None = None
     files_only_reason: str = ""
+    memory: Shift | None = None
 
 
 class Threads:
@@ -114,7 +114,8 @@ class Threads:
         self._locks: WeakValueDictionary[str, threading.RLock] = WeakValueDictionary()
         self._locks_lock = threading.Lock()
 
-    def _lock(self, thread_id: str) -> threading.RLock:
+    def lock(self, thread_id: str) -> threading.RLock:
+        """Held by whatever adds to the thread, or moves in it. Taken before a workspace's."""
         with self._locks_lock:
             return self._locks.setdefault(thread_id, threading.RLock())
 
@@ -123,7 +124,7 @@ class Threads:
     def create(self, thread_id: str, workspace_id: str, agent: str = "") -> ThreadRow:
         """ALREADY_EXISTS when the id is taken, NotFound when there is no such workspace."""
         thread_id = thread_id or new_id("thread")
-        with self._lock(thread_id), self._store.write() as writer:
+        with self.lock(thread_id), self._store.write() as writer:
             if workspace_id:
                 writer.workspace(workspace_id)
             try:
@@ -135,18 +136,30 @@ class Threads:
                 return row
             raise CogfsError(Reason.ALREADY_EXISTS, f"there is a thread {thread_id} already")
 
+    def delete(self, thread_id: str) -> None:
+        """Forget a thread with its entries and memories. NotFound; THREAD_BUSY: a rewind of it is not finished."""
+        with self.lock(thread_id), self._store.write() as writer:
+            self.refuse_unfinished(writer, writer.thread(thread_id))
+            writer.delete_thread(thread_id)
+            for row in writer.workspaces():
+                undo = row.undo
+                if undo is not None and undo.thread_id == thread_id:
+                    # It takes the files back alone, also when there is another thread of this id by then.
+                    undo = msgspec.structs.replace(undo, previous_leaf_id="", leaf_id="")
+                    writer.put_workspace(msgspec.structs.replace(row, undo=undo))
+
     def append(self, draft: Draft) -> tuple[EntryRow, str]:
         """Add an entry after the active leaf; also why its checkpoint, where one was due, is missing."""
         with self._store.read() as reader:
             # A run that was stopped is told so at once, and not after the rewind that stopped it.
             of_run(reader, draft)
-        with self._lock(draft.thread_id):
+        with self.lock(draft.thread_id):
             with self._store.read() as reader:
                 thread = reader.thread(draft.thread_id)
                 draft = of_run(reader, draft)
                 if draft.entry_id and reader.has_entry(draft.thread_id, draft.entry_id):
                     raise CogfsError(Reason.ALREADY_EXISTS, f"the thread has an entry {draft.entry_id} already")
-                self._refuse_unfinished(reader, thread)
+                self.refuse_unfinished(reader, thread)
                 policy = effective(reader, draft.agent or thread.agent, thread.checkpoints, draft.checkpoints)
             entry_id = draft.entry_id or new_id("entry")
             trouble = ""
@@ -216,8 +229,8 @@ class Threads:
         )
         return entry
 
-    def _refuse_unfinished(self, reader: Reader, thread: ThreadRow) -> None:
-        """While a rewind of this thread waits for its recovery, the thread must not grow under it."""
+    def refuse_unfinished(self, reader: Reader, thread: ThreadRow) -> None:
+        """THREAD_BUSY while a rewind of this thread waits for its recovery: the thread must not grow under it."""
         for journal in reader.journals():
             if journal.thread is not None and journal.thread.id == thread.id:
                 raise CogfsError(
@@ -233,9 +246,9 @@ class Threads:
         NotFound: there is no such thread. THREAD_BUSY: a rewind of it is not finished.
         """
         if thread_id:
-            with self._lock(thread_id), self._store.write() as writer:
+            with self.lock(thread_id), self._store.write() as writer:
                 thread = writer.thread(thread_id)
-                self._refuse_unfinished(writer, thread)
+                self.refuse_unfinished(writer, thread)
                 writer.put_thread(msgspec.structs.replace(thread, checkpoints=row))
             return
         with self._store.write() as writer:
@@ -266,7 +279,7 @@ class Threads:
         force: bool = False,
         calling_run: str = "",
     ) -> Rewound:
-        """Take the conversation (``memory``) and the files back to an entry of the active branch.
+        """Take the conversation with its memory (``memory``) and the files back to an entry of the active branch.
 
         ``files`` is None: as the runtime's policy says, for a thread with a workspace. ``calling_run`` asks for it.
         """
@@ -286,7 +299,7 @@ class Threads:
         passage: Passage,
         dry_run: bool,
     ) -> Rewound:
-        with self._lock(thread_id):
+        with self.lock(thread_id):
             with self._store.read() as reader:
                 thread = reader.thread(thread_id)
                 if files is None:
@@ -295,14 +308,15 @@ class Threads:
                     raise CogfsError(Reason.VALIDATION_ERROR, "a rewind of neither conversation nor files does nothing")
                 reader.entry(thread_id, to_entry_id)
                 branch = reader.branch(thread_id, thread.leaf_id)
-                self._refuse_unfinished(reader, thread)
+                self.refuse_unfinished(reader, thread)
                 place = next((i for i, entry in enumerate(branch) if entry.id == to_entry_id), None)
                 if place is None:
                     raise CogfsError(
                         Reason.VALIDATION_ERROR, f"the entry {to_entry_id} is not on the thread's active branch"
                     )
                 cut = tuple(entry.id for entry in branch[place + 1 :])
-                found = self._checkpoint_at(reader, branch[: place + 1]) if files else None
+                found = checkpoint_at(reader, branch[: place + 1]) if files else None
+                remembered = shift(reader, thread_id, to_entry_id) if memory else NO_SHIFT
             conversation = Conversation(memory, cut if memory else (), thread.leaf_id)
             if found is None:
                 if files:
@@ -312,17 +326,16 @@ class Threads:
                 passage.enter(thread_id, "")
                 if not dry_run and cut:
                     with self._store.write() as writer:
-                        writer.put_thread(self._moved(thread, to_entry_id, follow=False))
+                        move_leaf(writer, self._moved(thread, to_entry_id, follow=False))
                         drop(writer, passage.drops, REWOUND)
-                return Rewound(conversation, runs=passage.report(dropping=bool(cut)))
-            entry, exact = found
-            workspace = self._workspace_of(thread, entry, workspace_id)
+                return Rewound(conversation, memory=remembered, runs=passage.report(dropping=bool(cut)))
+            workspace, snapshot = usable(self._store, self._workspace, found, workspace_id)
             occupied_by = passage.enter(thread_id, workspace.id)
             dropping = bool(conversation.cut)
             leaf = to_entry_id if memory else thread.leaf_id
-            after = self._moved(thread, leaf, follow=exact and memory)
+            after = self._moved(thread, leaf, follow=found.exact and memory)
             request = Request(
-                entry.file_checkpoint.snapshot_id if entry.file_checkpoint is not None else "",
+                snapshot.id,
                 dry_run=dry_run,
                 force=passage.force,
                 busy_reason=Reason.WORKSPACE_BUSY,
@@ -333,67 +346,19 @@ class Threads:
                 drops=passage.drops if dropping else (),
             )
             report = Restoration(workspace).restore(request)
-        return Rewound(conversation, report, entry.id, exact, workspace.id, passage.report(dropping=dropping))
+        return Rewound(
+            conversation,
+            report,
+            found.entry.id,
+            found.exact,
+            workspace.id,
+            memory=remembered,
+            runs=passage.report(dropping=dropping),
+        )
 
     @staticmethod
     def _moved(thread: ThreadRow, leaf_id: str, *, follow: bool) -> ThreadRow:
         return msgspec.structs.replace(thread, leaf_id=leaf_id, files_follow=follow, updated_ns=time.time_ns())
-
-    def _checkpoint_at(self, reader: Reader, branch: list[EntryRow]) -> tuple[EntryRow, bool] | None:
-        """The message whose checkpoint is the files at the end of ``branch``, and whether it is so exactly."""
-        following = self._next_message(reader, branch[-1])
-        if following is not None:
-            return following, True
-        for entry in reversed(branch):
-            if entry.kind is EntryKind.USER and entry.file_checkpoint is not None:
-                return entry, False
-        return None
-
-    @staticmethod
-    def _next_message(reader: Reader, point: EntryRow) -> EntryRow | None:
-        """Of the user messages right after a point, on every branch, the one written last whose files followed."""
-        found: EntryRow | None = None
-        waiting = [point]
-        while waiting:
-            for child in reader.children(point.thread_id, waiting.pop().id):
-                if child.kind in _PASSED_OVER:
-                    waiting.append(child)
-                elif (
-                    child.kind is EntryKind.USER
-                    and child.files_follow
-                    and child.file_checkpoint is not None
-                    and (found is None or child.sequence > found.sequence)
-                ):
-                    found = child
-        return found
-
-    def _workspace_of(self, thread: ThreadRow, entry: EntryRow, workspace_id: str) -> Workspace:
-        """The workspace to restore, after every check that a checkpoint has to pass."""
-        checkpoint = entry.file_checkpoint
-        assert checkpoint is not None
-        if workspace_id and workspace_id != checkpoint.workspace_id:
-            raise CogfsError(
-                Reason.VALIDATION_ERROR,
-                f"the thread did not run in workspace {workspace_id} there, but in {checkpoint.workspace_id}",
-            )
-        with self._store.read() as reader:
-            try:
-                snapshot = reader.snapshot(checkpoint.snapshot_id)
-            except NotFound as error:
-                raise CogfsError(
-                    Reason.VALIDATION_ERROR,
-                    f"the checkpoint of the entry {entry.id} was pruned, so the files cannot be taken back to it",
-                ) from error
-        if snapshot.state is SnapshotState.FAILED:
-            raise failed(snapshot)
-        if snapshot.workspace_id != checkpoint.workspace_id:
-            raise CogfsError(Reason.VALIDATION_ERROR, f"the checkpoint of the entry {entry.id} cannot be restored")
-        try:
-            return self._workspace(checkpoint.workspace_id)
-        except NotFound as error:
-            raise CogfsError(
-                Reason.VALIDATION_ERROR, f"the workspace of the entry {entry.id} is not registered any more"
-            ) from error
 
     # --- undo ---------------------------------------------------------------------------------------------------------
 
@@ -410,13 +375,14 @@ class Threads:
     def _undo(self, workspace_id: str, last: UndoRow, passage: Passage, dry_run: bool) -> Undone:
         workspace = self._workspace(workspace_id)
         # The thread's lock comes first, and what was read before it was held is read again.
-        with self._lock(last.thread_id or workspace_id), workspace.lock:
+        with self.lock(last.thread_id or workspace_id), workspace.lock:
             if self._last_restore(workspace) != last:
                 raise CogfsError(Reason.BUSY, "another restore of the workspace came in between; look again")
             thread, why = self._thread_to_undo(last)
             occupied_by = passage.enter(thread.id if thread is not None else "", workspace_id)
             conversation = None
             after = None
+            remembered = None
             if thread is not None:
                 after = msgspec.structs.replace(
                     thread,
@@ -427,6 +393,8 @@ class Threads:
                 conversation = Conversation(
                     last.previous_leaf_id != last.leaf_id, self._cut(thread, last), thread.leaf_id
                 )
+                with self._store.read() as reader:
+                    remembered = shift(reader, thread.id, last.previous_leaf_id)
             request = Request(
                 last.safety_snapshot_id,
                 paths=last.paths,
@@ -438,7 +406,8 @@ class Threads:
                 occupied_by=occupied_by,
             )
             report = Restoration(workspace).restore(request)
-        return Undone(last.target_snapshot_id, report, thread.id if thread is not None else "", conversation, why)
+        thread_id = thread.id if thread is not None else ""
+        return Undone(last.target_snapshot_id, report, thread_id, conversation, why, remembered)
 
     def _last_restore(self, workspace: Workspace) -> UndoRow:
         undo = workspace.row().undo

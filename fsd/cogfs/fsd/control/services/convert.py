@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from google.protobuf import json_format, struct_pb2
 from google.protobuf.duration_pb2 import Duration
@@ -13,8 +14,10 @@ from pathspec import GitIgnoreSpec
 from cogfs.fsd.control.errors import invalid
 from cogfs.fsd.control.policies import Effective
 from cogfs.store.schema import (
+    EntryOrigin,
     EntryRow,
     FileCheckpointRow,
+    ForkLinkRow,
     Kind,
     PolicyRow,
     SnapshotRow,
@@ -28,6 +31,7 @@ from cogfs.v1 import common_pb2, snapshot_pb2, thread_pb2, workspace_pb2
 DEFAULT_PAGE = 100
 
 _METADATA_MAX = 1024 * 1024
+_CONTENT_MAX = 16 * 1024 * 1024
 _GLOBS_MAX = 1000
 _GLOB_LENGTH_MAX = 4096
 #: Larger than any file.
@@ -131,6 +135,12 @@ def policy_message(policy: PolicyRow | Effective) -> thread_pb2.CheckpointPolicy
     )
 
 
+def check_content(content: str) -> None:
+    """VALIDATION_ERROR when what an entry or a memory says is too large."""
+    if len(content.encode()) > _CONTENT_MAX:
+        raise invalid(f"the content is larger than {_CONTENT_MAX:,} bytes")
+
+
 def metadata_text(metadata: struct_pb2.Struct) -> str:
     """A request's metadata as the JSON text that is kept. VALIDATION_ERROR when it is too large."""
     text = json.dumps(json_format.MessageToDict(metadata), ensure_ascii=False, sort_keys=True)
@@ -173,6 +183,7 @@ def snapshot_message(row: SnapshotRow) -> snapshot_pb2.Snapshot:
         origin=snapshot_pb2.Snapshot.Origin.Value(row.origin.name),
         parent_id=row.parent_id,
         refuse_hard_links=row.refuse_hard_links,
+        copied_from=row.copied_from,
     )
 
 
@@ -191,7 +202,7 @@ def tree_entry_message(path: bytes, entry: TreeEntry) -> snapshot_pb2.TreeEntry:
     )
 
 
-def thread_message(row: ThreadRow) -> thread_pb2.Thread:
+def thread_message(row: ThreadRow, forks: Sequence[ForkLinkRow] = ()) -> thread_pb2.Thread:
     return thread_pb2.Thread(
         id=row.id,
         workspace_id=row.workspace_id,
@@ -200,11 +211,20 @@ def thread_message(row: ThreadRow) -> thread_pb2.Thread:
         created_at=timestamp(row.created_ns),
         updated_at=timestamp(row.updated_ns),
         agent=row.agent,
+        forked_from=_origin_message(row.forked_from),
+        forks=[
+            thread_pb2.ForkLink(thread_id=one.thread_id, entry_id=one.entry_id, created_at=timestamp(one.created_ns))
+            for one in forks
+        ],
     )
 
 
-def entry_message(row: EntryRow, *, active: bool, pruned: bool = False) -> thread_pb2.Entry:
-    """``pruned``: the snapshot that it names is not kept any more."""
+def _origin_message(row: EntryOrigin | None) -> thread_pb2.EntryOrigin | None:
+    return None if row is None else thread_pb2.EntryOrigin(thread_id=row.thread_id, entry_id=row.entry_id)
+
+
+def entry_message(row: EntryRow, *, active: bool, pruned: AbstractSet[str] = frozenset()) -> thread_pb2.Entry:
+    """``pruned``: snapshots that are not kept any more."""
     message = thread_pb2.Entry(
         id=row.id,
         thread_id=row.thread_id,
@@ -216,13 +236,16 @@ def entry_message(row: EntryRow, *, active: bool, pruned: bool = False) -> threa
         files_follow=row.files_follow,
         active=active,
         run_id=row.run_id,
+        copied_from=_origin_message(row.copied_from),
     )
     if row.file_checkpoint is not None:
         message.file_checkpoint.CopyFrom(_checkpoint_message(row.file_checkpoint, pruned))
+    if row.file_checkpoint_at is not None:
+        message.file_checkpoint_at.CopyFrom(_checkpoint_message(row.file_checkpoint_at, pruned))
     return message
 
 
-def _checkpoint_message(row: FileCheckpointRow, pruned: bool) -> thread_pb2.FileCheckpoint:
+def _checkpoint_message(row: FileCheckpointRow, pruned: AbstractSet[str]) -> thread_pb2.FileCheckpoint:
     return thread_pb2.FileCheckpoint(
-        snapshot_id=row.snapshot_id, workspace_id=row.workspace_id, root=row.root, pruned=pruned
+        snapshot_id=row.snapshot_id, workspace_id=row.workspace_id, root=row.root, pruned=row.snapshot_id in pruned
     )

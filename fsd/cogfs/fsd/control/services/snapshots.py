@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import grpc
 
-from cogfs.fsd.control import pruning
+from cogfs.fsd.control import copying, pruning
 from cogfs.fsd.control.completion import silent
 from cogfs.fsd.control.engine import Engine
 from cogfs.fsd.control.errors import CogfsError, invalid, show
@@ -83,6 +83,13 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         limits = checked_retention(request.retain) if request.HasField("retain") else None
         deleted, remaining = pruning.prune(workspace, limits, dry_run=request.dry_run)
         return snapshot_pb2.PruneSnapshotsResponse(deleted=deleted, dry_run=request.dry_run, remaining=remaining)
+
+    def CopySnapshot(
+        self, request: snapshot_pb2.CopySnapshotRequest, context: grpc.ServicerContext
+    ) -> snapshot_pb2.Snapshot:
+        snapshot = self._snapshot(request.snapshot_id)
+        target = self._engine.workspace(required(request.workspace_id, "workspace_id"))
+        return snapshot_message(copying.copy(self._engine.workspace(snapshot.workspace_id), snapshot.id, target))
 
     def RestoreSnapshot(
         self, request: snapshot_pb2.RestoreSnapshotRequest, context: grpc.ServicerContext

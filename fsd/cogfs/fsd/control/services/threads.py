@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import grpc
 
 from cogfs.fsd.control.engine import Engine
 from cogfs.fsd.control.errors import CogfsError, invalid
+from cogfs.fsd.control.fork import Forks
+from cogfs.fsd.control.listing import Paths, page
+from cogfs.fsd.control.memory import Memories
 from cogfs.fsd.control.services.convert import (
     DEFAULT_PAGE,
+    check_content,
     checked_agent,
     checked_policy,
     entry_message,
@@ -18,6 +23,8 @@ from cogfs.fsd.control.services.convert import (
     required,
     thread_message,
 )
+from cogfs.fsd.control.services.forks import ForkCalls
+from cogfs.fsd.control.services.memory import MemoryCalls, memory_report
 from cogfs.fsd.control.threads import Conversation, Draft
 from cogfs.store.errors import NotFound
 from cogfs.store.rows import Reader
@@ -25,19 +32,20 @@ from cogfs.store.schema import EntryKind, EntryRow
 from cogfs.store.store import Store
 from cogfs.v1 import common_pb2, thread_pb2, thread_pb2_grpc
 
-_CONTENT_MAX = 16 * 1024 * 1024
-
-_NUMBER = re.compile(r"[0-9]{1,20}")
+_NUMBER = re.compile(r"[0-9]{1,19}")
 
 #: Keys of metadata that a client could take for a checkpoint; only the daemon says where one is.
 _RESERVED = frozenset({"file_checkpoint", "file_checkpoint_at", "fileCheckpoint", "fileCheckpointAt"})
 
 
-class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
-    def __init__(self, store: Store, engine: Engine) -> None:
+class ThreadService(ForkCalls, MemoryCalls, thread_pb2_grpc.ThreadServiceServicer):
+    def __init__(self, store: Store, engine: Engine, forks: Forks) -> None:
+        ForkCalls.__init__(self, forks)
+        MemoryCalls.__init__(self, Memories(store, engine.threads))
         self._store = store
         self._engine = engine
         self._threads = engine.threads
+        self._paths = Paths()
 
     def CreateThread(self, request: thread_pb2.CreateThreadRequest, context: grpc.ServicerContext) -> thread_pb2.Thread:
         agent = checked_agent(request.agent)
@@ -45,7 +53,8 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
 
     def GetThread(self, request: thread_pb2.GetThreadRequest, context: grpc.ServicerContext) -> thread_pb2.Thread:
         with self._store.read() as reader:
-            return thread_message(reader.thread(required(request.thread_id, "thread_id")))
+            row = reader.thread(required(request.thread_id, "thread_id"))
+            return thread_message(row, reader.fork_links(row.id))
 
     def ListThreads(
         self, request: thread_pb2.ListThreadsRequest, context: grpc.ServicerContext
@@ -53,15 +62,16 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
         size = request.page_size or DEFAULT_PAGE
         with self._store.read() as reader:
             rows = reader.threads()
-        if request.page_token:
-            moment, _, thread_id = request.page_token.partition(":")
-            mark = (-_number(moment), thread_id)
-            rows = [row for row in rows if (-row.updated_ns, row.id) > mark]
-        rows.sort(key=lambda row: (-row.updated_ns, row.id))
-        more = len(rows) > size
-        rows = rows[:size]
+            if request.page_token:
+                moment, _, thread_id = request.page_token.partition(":")
+                mark = (-_number(moment), thread_id)
+                rows = [row for row in rows if (-row.updated_ns, row.id) > mark]
+            rows.sort(key=lambda row: (-row.updated_ns, row.id))
+            more = len(rows) > size
+            rows = rows[:size]
+            threads = [thread_message(row, reader.fork_links(row.id)) for row in rows]
         return thread_pb2.ListThreadsResponse(
-            threads=[thread_message(row) for row in rows],
+            threads=threads,
             next_page_token=f"{rows[-1].updated_ns}:{rows[-1].id}" if more else "",
         )
 
@@ -96,8 +106,7 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
     ) -> thread_pb2.AppendEntryResponse:
         if request.kind == thread_pb2.Entry.KIND_UNSPECIFIED:
             raise invalid("an entry needs a kind")
-        if len(request.content.encode()) > _CONTENT_MAX:
-            raise invalid(f"the content is larger than {_CONTENT_MAX:,} bytes")
+        check_content(request.content)
         forged = _RESERVED.intersection(request.metadata.fields)
         if forged:
             raise invalid(f"the metadata key {min(forged)!r} is set by the daemon alone")
@@ -130,31 +139,25 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
         with self._store.read() as reader:
             thread = reader.thread(required(request.thread_id, "thread_id"))
             entry = reader.entry(thread.id, required(request.entry_id, "entry_id"))
-            active = any(one.id == entry.id for one in reader.branch(thread.id, thread.leaf_id))
-            pruned = _is_pruned(reader, entry)
+            active = self._paths.of(reader, thread).has(entry.sequence)
+            pruned = _pruned(reader, [entry])
         return entry_message(entry, active=active, pruned=pruned)
 
     def ListEntries(
         self, request: thread_pb2.ListEntriesRequest, context: grpc.ServicerContext
     ) -> thread_pb2.ListEntriesResponse:
         size = request.page_size or DEFAULT_PAGE
-        after = _number(request.page_token) if request.page_token else 0
+        last = _number(request.page_token) if request.page_token else 0
         with self._store.read() as reader:
             thread = reader.thread(required(request.thread_id, "thread_id"))
-            branch = reader.branch(thread.id, thread.leaf_id)
-            active = {entry.id for entry in branch}
-            source = reader.entries(thread.id) if request.all_branches else iter(branch)
-            rows = []
-            for entry in source:
-                if entry.sequence > after:
-                    rows.append(entry)
-                    if len(rows) > size:
-                        break
+            path = self._paths.of(reader, thread)
+            only = None if request.all_branches else path
+            rows = page(reader, thread.id, only, last, size + 1, newest_first=request.newest_first)
             more = len(rows) > size
             rows = rows[:size]
-            pruned = {row.id for row in rows if _is_pruned(reader, row)}
+            pruned = _pruned(reader, rows)
         return thread_pb2.ListEntriesResponse(
-            entries=[entry_message(row, active=row.id in active, pruned=row.id in pruned) for row in rows],
+            entries=[entry_message(row, active=path.has(row.sequence), pruned=pruned) for row in rows],
             next_page_token=str(rows[-1].sequence) if more else "",
         )
 
@@ -181,6 +184,7 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
                 paused=done.runs.paused,
                 durable=done.runs.durable,
             ),
+            memory=memory_report(done.memory),
         )
         if done.files is not None:
             report.files.CopyFrom(
@@ -207,7 +211,15 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
         )
         if done.conversation is not None:
             report.conversation.CopyFrom(_conversation(done.conversation))
+        if done.memory is not None:
+            report.memory.CopyFrom(memory_report(done.memory))
         return report
+
+    def DeleteThread(
+        self, request: thread_pb2.DeleteThreadRequest, context: grpc.ServicerContext
+    ) -> thread_pb2.DeleteThreadResponse:
+        self._threads.delete(required(request.thread_id, "thread_id"))
+        return thread_pb2.DeleteThreadResponse()
 
 
 def _level(request: thread_pb2.SetPolicyRequest | thread_pb2.GetPolicyRequest) -> str:
@@ -220,9 +232,10 @@ def _level(request: thread_pb2.SetPolicyRequest | thread_pb2.GetPolicyRequest) -
     return level
 
 
-def _is_pruned(reader: Reader, entry: EntryRow) -> bool:
-    """Whether the snapshot that an entry names is not kept any more."""
-    return entry.file_checkpoint is not None and not reader.has_snapshot(entry.file_checkpoint.snapshot_id)
+def _pruned(reader: Reader, entries: Iterable[EntryRow]) -> set[str]:
+    """The snapshots that entries name and that are not kept any more."""
+    named = [one for entry in entries for one in (entry.file_checkpoint, entry.file_checkpoint_at)]
+    return {one.snapshot_id for one in named if one is not None and not reader.has_snapshot(one.snapshot_id)}
 
 
 def _number(token: str) -> int:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-
 import grpc
 import msgspec
 
@@ -13,6 +9,7 @@ from cogfs.fsd.control import mounts, roots, users
 from cogfs.fsd.control.errors import CogfsError, invalid, show
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Workspaces
+from cogfs.fsd.control.registry import Registry
 from cogfs.fsd.control.report import busy_messages
 from cogfs.fsd.control.services.convert import (
     checked_globs,
@@ -22,7 +19,6 @@ from cogfs.fsd.control.services.convert import (
     timestamp,
 )
 from cogfs.fsd.control.supervisor import ServingState, Supervisor
-from cogfs.store.ids import new_id
 from cogfs.store.schema import WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
 from cogfs.v1 import common_pb2, workspace_pb2, workspace_pb2_grpc
@@ -36,22 +32,23 @@ _OUTCOMES = {
 
 
 class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
-    def __init__(self, places: Places, store: Store, engine: Workspaces, supervisor: Supervisor) -> None:
+    def __init__(
+        self, places: Places, store: Store, engine: Workspaces, supervisor: Supervisor, registry: Registry
+    ) -> None:
         self._places = places
         self._store = store
         self._engine = engine
         self._supervisor = supervisor
-        #: Held from the check of a new root until it is registered, so that no two meet.
-        self._registering = threading.Lock()
+        self._registry = registry
 
     def CreateWorkspace(
         self, request: workspace_pb2.CreateWorkspaceRequest, context: grpc.ServicerContext
     ) -> workspace_pb2.Workspace:
         path = roots.absolute(request.root, "the root")
-        row = self._at(path, exactly=True)
+        row = self._registry.at(path, exactly=True)
         if row is not None:
             raise _registered(row)
-        return self._answer(self._create(path, _options(request.options), force=request.force_root).id)
+        return self._answer(self._registry.create(path, _options(request.options), force=request.force_root).id)
 
     def Mount(self, request: workspace_pb2.MountRequest, context: grpc.ServicerContext) -> workspace_pb2.Workspace:
         options = _options(request.options) if request.HasField("options") else None
@@ -60,7 +57,7 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
         row = self._chosen(request.workspace_id, request.root, exactly=True)
         new = row is None
         if row is None:
-            row = self._create(
+            row = self._registry.create(
                 roots.absolute(request.root, "the root"), options or WorkspaceOptions(), force=request.force_root
             )
         try:
@@ -75,7 +72,7 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
                 raise
         except BaseException:
             if new:
-                self._forget_unless_used(row.id)
+                self._registry.forget_unless_used(row.id)
             raise
         return self._answer(row.id)
 
@@ -150,28 +147,6 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
 
     # Rows.
 
-    def _create(self, path: bytes, options: WorkspaceOptions, *, force: bool) -> WorkspaceRow:
-        table = mounts.table()
-        root = roots.canonical(path, table)
-        with self._registering:
-            with self._store.read() as reader:
-                rows = reader.workspaces()
-            roots.check_new_root(root, rows, self._places, table, force=force)
-            row = WorkspaceRow(id=new_id("ws"), root=root, mountpoint=b"", options=options, created_ns=time.time_ns())
-            with self._store.write() as writer:
-                writer.put_workspace(row)
-        return row
-
-    def _forget_unless_used(self, workspace_id: str) -> None:
-        """Take back a registration, unless somebody else has mounted it or begun a thread in it since."""
-        with self._engine.lock(workspace_id):
-            with self._store.write() as writer:
-                row = writer.workspace(workspace_id)
-                if row.mount_wanted or any(thread.workspace_id == row.id for thread in writer.threads()):
-                    return
-                writer.delete_workspace(workspace_id)
-            self._engine.forget(workspace_id)
-
     def _set_options(self, workspace_id: str, options: WorkspaceOptions) -> None:
         with self._engine.lock(workspace_id), self._store.write() as writer:
             row = writer.workspace(workspace_id)
@@ -196,7 +171,7 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
             raise invalid("name the workspace by its id or by a path, and by one of them only")
         if workspace_id:
             return self._by_id(workspace_id)
-        return self._at(roots.absolute(path, "the path"), exactly=exactly)
+        return self._registry.at(roots.absolute(path, "the path"), exactly=exactly)
 
     def _by_id(self, workspace_id: str) -> WorkspaceRow:
         if not workspace_id:
@@ -206,16 +181,6 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
                 if row.id == workspace_id:
                     return row
         raise CogfsError(Reason.NOT_FOUND, f"there is no workspace {workspace_id}", workspace_id=workspace_id)
-
-    def _at(self, path: bytes, *, exactly: bool) -> WorkspaceRow | None:
-        """The workspace at ``path`` (in its root or its mountpoint) or, if not ``exactly``, the one that holds it."""
-        with self._store.read() as reader:
-            rows = reader.workspaces()
-        row = _match(path, rows, exactly=exactly)
-        if row is None and _fstype_at(path) != mounts.FSTYPE:
-            # Only now, as what is below a mount may not answer.
-            row = _match(os.path.realpath(path), rows, exactly=exactly)
-        return row
 
     def _answer(self, workspace_id: str) -> workspace_pb2.Workspace:
         with self._store.read() as reader:
@@ -294,16 +259,6 @@ def _options_message(options: WorkspaceOptions) -> workspace_pb2.WorkspaceOption
     if options.retain_count or options.retain_max_age_ns:
         message.retain.CopyFrom(retention_message(options.retain_count, options.retain_max_age_ns))
     return message
-
-
-def _match(path: bytes, rows: list[WorkspaceRow], *, exactly: bool) -> WorkspaceRow | None:
-    row = roots.find(path, rows)
-    return row if row is None or not exactly or path in roots.places_of(row) else None
-
-
-def _fstype_at(path: bytes) -> str:
-    entry = mounts.covering(path, mounts.table())
-    return entry.fstype if entry is not None else ""
 
 
 def _kept(row: WorkspaceRow) -> str:

@@ -1,0 +1,101 @@
+"""Which checkpoint is the files at a point of a conversation, and whether it can be restored.
+
+Only the daemon writes which checkpoint belongs to which entry, so what is found here was taken in the thread, or in
+one that it was forked from. Knows rows and workspaces; changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cogfs.fsd.control.errors import CogfsError
+from cogfs.fsd.control.workspace import Workspace, failed
+from cogfs.store.errors import NotFound
+from cogfs.store.rows import Reader
+from cogfs.store.schema import EntryKind, EntryRow, FileCheckpointRow, SnapshotRow, SnapshotState
+from cogfs.store.store import Store
+from cogfs.v1.reasons import Reason
+
+#: Entries that may stand between a point and the user message whose checkpoint is exact for it.
+_PASSED_OVER = frozenset({EntryKind.NOTE, EntryKind.SESSION_EVENT})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The checkpoint for a point of a thread."""
+
+    checkpoint: FileCheckpointRow
+    #: The entry of the thread that names it.
+    entry: EntryRow
+    #: It is the files as they were right after the point.
+    exact: bool
+    #: The entry is a message after the point, on whatever branch.
+    follows: bool = False
+
+
+def checkpoint_at(reader: Reader, branch: Sequence[EntryRow]) -> Found | None:
+    """The checkpoint that is the files at the end of ``branch``, or the nearest one before; None: there is none."""
+    point = branch[-1]
+    following = next_message(reader, point)
+    if following is not None and following.file_checkpoint is not None:
+        return Found(following.file_checkpoint, following, exact=True, follows=True)
+    if point.file_checkpoint_at is not None:
+        return Found(point.file_checkpoint_at, point, exact=True)
+    for entry in reversed(branch):
+        if entry.kind is EntryKind.USER and entry.file_checkpoint is not None:
+            return Found(entry.file_checkpoint, entry, exact=False)
+    return None
+
+
+def next_message(reader: Reader, point: EntryRow) -> EntryRow | None:
+    """Of the user messages right after a point, on every branch, the one written last whose files followed and that
+    has a checkpoint."""
+    found: EntryRow | None = None
+    waiting = [point]
+    while waiting:
+        for child in reader.children(point.thread_id, waiting.pop().id):
+            if child.kind in _PASSED_OVER:
+                waiting.append(child)
+            elif (
+                child.kind is EntryKind.USER
+                and child.files_follow
+                and child.file_checkpoint is not None
+                and (found is None or child.sequence > found.sequence)
+            ):
+                found = child
+    return found
+
+
+def usable(
+    store: Store, workspaces: Callable[[str], Workspace], found: Found, workspace_id: str
+) -> tuple[Workspace, SnapshotRow]:
+    """The workspace that a checkpoint is of and its snapshot, which may still be captured.
+
+    VALIDATION_ERROR: it is not of ``workspace_id`` where that is given, it was pruned or has failed, or its workspace
+    is gone.
+    """
+    checkpoint, entry = found.checkpoint, found.entry
+    if workspace_id and workspace_id != checkpoint.workspace_id:
+        raise CogfsError(
+            Reason.VALIDATION_ERROR,
+            f"the thread did not run in workspace {workspace_id} there, but in {checkpoint.workspace_id}",
+        )
+    with store.read() as reader:
+        try:
+            snapshot = reader.snapshot(checkpoint.snapshot_id)
+        except NotFound as error:
+            raise CogfsError(
+                Reason.VALIDATION_ERROR,
+                f"the checkpoint of the entry {entry.id} was pruned, so the files cannot be taken back to it",
+            ) from error
+    if snapshot.state is SnapshotState.FAILED:
+        raise failed(snapshot)
+    if snapshot.workspace_id != checkpoint.workspace_id:
+        raise CogfsError(Reason.VALIDATION_ERROR, f"the checkpoint of the entry {entry.id} cannot be restored")
+    try:
+        return workspaces(checkpoint.workspace_id), snapshot
+    except NotFound as error:
+        raise CogfsError(
+            Reason.VALIDATION_ERROR, f"the workspace of the entry {entry.id} is not registered any more"
+        ) from error
