@@ -252,10 +252,12 @@ class Threads:
         workspace_id: str = "",
         dry_run: bool = False,
         force: bool = False,
+        before: bool = False,
     ) -> Rewound:
         """Take the conversation (``memory``) and the files back to an entry of the active branch.
 
-        ``files`` is None: as the runtime's policy says, for a thread with a workspace.
+        ``files`` is None: as the runtime's policy says, for a thread with a workspace. ``before``: the entry is a user
+        message; to what it follows, and to the files of its own checkpoint.
         """
         with self._lock(thread_id):
             with self._store.read() as reader:
@@ -272,8 +274,13 @@ class Threads:
                     raise CogfsError(
                         Reason.VALIDATION_ERROR, f"the entry {to_entry_id} is not on the thread's active branch"
                     )
-                cut = tuple(entry.id for entry in branch[place + 1 :])
-                found = self._checkpoint_at(reader, branch[: place + 1]) if files else None
+                end = place if before else place + 1
+                cut = tuple(entry.id for entry in branch[end:])
+                if before:
+                    found = self._own_checkpoint(branch[place], files)
+                else:
+                    found = self._checkpoint_at(reader, branch[:end]) if files else None
+            point = branch[end - 1].id if end else ""
             conversation = Conversation(memory, cut if memory else (), thread.leaf_id)
             if found is None:
                 if files:
@@ -282,11 +289,11 @@ class Threads:
                     )
                 if not dry_run and cut:
                     with self._store.write() as writer:
-                        writer.put_thread(self._moved(thread, to_entry_id, follow=False))
+                        writer.put_thread(self._moved(thread, point, follow=False))
                 return Rewound(conversation)
             entry, exact = found
             workspace = self._workspace_of(thread, entry, workspace_id)
-            leaf = to_entry_id if memory else thread.leaf_id
+            leaf = point if memory else thread.leaf_id
             after = self._moved(thread, leaf, follow=exact and memory)
             request = Request(
                 entry.file_checkpoint.snapshot_id if entry.file_checkpoint is not None else "",
@@ -303,6 +310,20 @@ class Threads:
     @staticmethod
     def _moved(thread: ThreadRow, leaf_id: str, *, follow: bool) -> ThreadRow:
         return msgspec.structs.replace(thread, leaf_id=leaf_id, files_follow=follow, updated_ns=time.time_ns())
+
+    @staticmethod
+    def _own_checkpoint(entry: EntryRow, files: bool) -> tuple[EntryRow, bool] | None:
+        """A user message, when the ``files`` are to be those of its checkpoint; and whether they followed from what
+        stands before it."""
+        if entry.kind is not EntryKind.USER:
+            raise CogfsError(
+                Reason.VALIDATION_ERROR, f"the entry {entry.id} is no user message, so nothing is rewound to before it"
+            )
+        if not files:
+            return None
+        if entry.file_checkpoint is None:
+            raise CogfsError(Reason.VALIDATION_ERROR, f"the entry {entry.id} has no checkpoint of the files")
+        return entry, entry.files_follow
 
     def _checkpoint_at(self, reader: Reader, branch: list[EntryRow]) -> tuple[EntryRow, bool] | None:
         """The message whose checkpoint is the files at the end of ``branch``, and whether it is so exactly."""

@@ -165,6 +165,7 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
             workspace_id=request.workspace_id,
             dry_run=request.dry_run,
             force=request.force,
+            before=request.before,
         )
         report = thread_pb2.RewindReport(
             thread_id=request.thread_id,
