@@ -28,7 +28,7 @@ from cogfs.client import (
 )
 from tests.client.published_types import misfits
 from tests.e2e.ctl import Ctl
-from tests.e2e.support.site import Site
+from tests.e2e.support.site import Aside, Site
 from tests.support.tree import describe, differences
 
 SCOPES: tuple[RewindScope, ...] = ("both", "conversation", "files")
@@ -354,6 +354,17 @@ def test_a_replayed_message_takes_no_second_checkpoint(session: AgentSession, ws
         session.user_message("Done.", uuid=answer.id)
 
 
+def test_a_message_that_is_sent_by_many_at_once_is_one(session: AgentSession, ws: Workspace) -> None:
+    message_id = str(uuid4())
+    taken = checkpoints(ws)
+    senders = [Aside(lambda: session.user_message("go", uuid=message_id).file_checkpoint.snapshot_id) for _ in range(8)]
+    for sender in senders:
+        sender.join()
+        assert sender.error is None
+    assert len({sender.result for sender in senders}) == 1
+    assert (checkpoints(ws), branch(session)) == (taken + 1, [message_id])
+
+
 def test_the_same_id_in_two_sessions_is_two_messages(cog: Client, ws: Workspace, mounted: Path) -> None:
     message_id = str(uuid4())
     sessions = [AgentSession.start(cog, ws, enable_file_checkpointing=True) for _ in range(2)]
@@ -532,6 +543,28 @@ def test_the_switch_leaves_the_rest_of_the_policy(cog: Client, ws: Workspace, mo
     assert plain.settings is None
     assert plain.file_checkpointing()
     assert plain.rewind_files(plain.thread.user_message("x").id)["canRewind"] is True
+
+
+def test_the_switch_overrules_what_is_less_specific(cog: Client, ws: Workspace) -> None:
+    cog.set_policy(False)
+    cog.set_policy(False, agent="coder")
+    session = AgentSession.start(cog, ws, enable_file_checkpointing=True, agent="coder")
+    assert session.rewind_files(session.user_message("go").id)["canRewind"] is True
+    cog.set_policy(True)
+    cog.set_policy(True, agent="coder")
+    assert not AgentSession.start(cog, ws, agent="coder").file_checkpointing()
+
+
+def test_each_file_has_its_diff(cog: Client, session: AgentSession, mounted: Path) -> None:
+    """What a user interface shows before it asks: the totals, and each file's own changes."""
+    message = session.user_message("go", wait_for="sealed")
+    shell(mounted, "echo more >> README; sed -i s/two/2/ src/main.py")
+    preview = session.rewind_files(message.id, dry_run=True)
+    diffs = list(cog.snapshot(message.file_checkpoint.snapshot_id).diff(unified=True))
+    assert [os.fsdecode(os.path.join(os.fsencode(mounted), one.path)) for one in diffs] == preview["filesChanged"]
+    assert sum(one.insertions for one in diffs) == preview["insertions"] == 2
+    assert sum(one.deletions for one in diffs) == preview["deletions"] == 1
+    assert b"+more" in diffs[0].diff
 
 
 def test_settings_turn_it_on(cog: Client, ws: Workspace, tmp_path: Path) -> None:

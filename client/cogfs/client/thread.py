@@ -160,31 +160,29 @@ class Thread:
         self,
         entry_id: str,
         *,
+        before: bool = False,
         files: bool | None = None,
         memory: bool = True,
         workspace: Workspace | str | None = None,
         dry_run: bool = False,
         force: bool = False,
-        before: bool = False,
     ) -> thread_pb2.RewindReport:
         """Takes the conversation back to an entry, and with ``files`` the files to what they were there. Without a word
-        on ``files``, the runtime's policy says (``rewind_files``; it does not, unless it was set).
+        on ``files``, the runtime's policy says (``rewind_files``; it does not, unless it was set). With ``before`` the
+        entry is a user message and goes too: back to what it follows, and to the files as they were when it came in.
 
         ``dry_run`` changes nothing and reports what would be changed. ThreadBusy or WorkspaceBusy when something is in
         the way; ``force`` goes past open files, whose holders keep the old ones.
-
-        With ``before`` the entry is a user message and goes too: back to what it follows, and to the files as they were
-        when it was written.
         """
         request = thread_pb2.RewindRequest(
             thread_id=self.id,
             to_entry_id=text(entry_id, "entry's id"),
+            before=before,
             files=files,
             memory=memory,
             workspace_id=workspace_id(workspace),
             dry_run=dry_run,
             force=force,
-            before=before,
         )
         return self._connection.call(self._connection.threads.Rewind, request)
 

@@ -247,12 +247,12 @@ class Threads:
         thread_id: str,
         to_entry_id: str,
         *,
+        before: bool = False,
         files: bool | None,
         memory: bool,
         workspace_id: str = "",
         dry_run: bool = False,
         force: bool = False,
-        before: bool = False,
     ) -> Rewound:
         """Take the conversation (``memory``) and the files back to an entry of the active branch.
 

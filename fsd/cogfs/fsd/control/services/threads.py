@@ -160,12 +160,12 @@ class ThreadService(thread_pb2_grpc.ThreadServiceServicer):
         done = self._threads.rewind(
             required(request.thread_id, "thread_id"),
             required(request.to_entry_id, "to_entry_id"),
+            before=request.before,
             files=request.files if request.HasField("files") else None,
             memory=memory,
             workspace_id=request.workspace_id,
             dry_run=request.dry_run,
             force=request.force,
-            before=request.before,
         )
         report = thread_pb2.RewindReport(
             thread_id=request.thread_id,
