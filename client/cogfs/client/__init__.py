@@ -10,6 +10,15 @@ Methods answer the messages of ``cogfs.v1`` as they are, or thin objects around 
 Paths in messages are bytes, as the filesystem has them.
 """
 
+from cogfs.client.agent_session import (
+    AgentSession,
+    RewindFileFailure,
+    RewindFilesResult,
+    RewindResult,
+    RewindScope,
+    RewindStatus,
+)
+from cogfs.client.agent_settings import SettingsWarning
 from cogfs.client.client import Client, connect
 from cogfs.client.errors import (
     AlreadyExists,
@@ -32,6 +41,7 @@ from cogfs.client.thread import CheckpointWarning, Fork, Thread
 from cogfs.client.workspace import Workspace
 
 __all__ = [
+    "AgentSession",
     "AlreadyExists",
     "Busy",
     "CheckpointWarning",
@@ -43,8 +53,14 @@ __all__ = [
     "IOFailed",
     "NoSpace",
     "NotFound",
+    "RewindFileFailure",
+    "RewindFilesResult",
+    "RewindResult",
+    "RewindScope",
+    "RewindStatus",
     "Run",
     "RunInterrupted",
+    "SettingsWarning",
     "Snapshot",
     "Thread",
     "ThreadBusy",

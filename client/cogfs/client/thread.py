@@ -232,6 +232,7 @@ class Thread:
         self,
         entry_id: str,
         *,
+        before: bool = False,
         files: bool | None = None,
         memory: bool = True,
         workspace: Workspace | str | None = None,
@@ -240,7 +241,9 @@ class Thread:
         calling_run: str | None = None,
     ) -> thread_pb2.RewindReport:
         """Takes the conversation and its memory back to an entry, and with ``files`` the files to what they were there.
-        Without a word on ``files``, the runtime's policy says (``rewind_files``; it does not, unless it was set).
+        Without a word on ``files``, the runtime's policy says (``rewind_files``; it does not, unless it was set). With
+        ``before`` the entry is a user message and goes too: back to what it follows, and to the files as they were when
+        it came in.
 
         ``dry_run`` changes nothing and reports what would be changed. ThreadBusy or WorkspaceBusy when something is in
         the way; ``force`` goes past open files, whose holders keep the old ones, and stops runs and commands, once it
@@ -249,6 +252,7 @@ class Thread:
         request = thread_pb2.RewindRequest(
             thread_id=self.id,
             to_entry_id=text(entry_id, "entry's id"),
+            before=before,
             files=files,
             memory=memory,
             workspace_id=workspace_id(workspace),

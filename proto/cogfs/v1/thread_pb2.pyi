@@ -39,7 +39,7 @@ class Thread(_message.Message):
     workspace_id: _builtins.str
     """Empty: a conversation without files."""
     leaf_id: _builtins.str
-    """The active leaf; empty when the thread has no entries."""
+    """The active leaf; empty when the thread has no entries, or was rewound to before the first."""
     entry_count: _builtins.int
     agent: _builtins.str
     """The agent that it is of; empty: none."""
@@ -676,6 +676,7 @@ class RewindRequest(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     CALLING_RUN_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
     thread_id: _builtins.str
     to_entry_id: _builtins.str
     files: _builtins.bool
@@ -688,6 +689,10 @@ class RewindRequest(_message.Message):
     force: _builtins.bool
     calling_run_id: _builtins.str
     """The run from which this is asked for. It cannot rewind its own thread or workspace."""
+    before: _builtins.bool
+    """Back to before the entry, which has to be a user message, and not to after it: to the entry that it follows, or to no
+    entry at all where it is the first. The files are those of its own checkpoint.
+    """
     def __init__(
         self,
         *,
@@ -699,10 +704,11 @@ class RewindRequest(_message.Message):
         dry_run: _builtins.bool = ...,
         force: _builtins.bool = ...,
         calling_run_id: _builtins.str = ...,
+        before: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_files", b"_files", "_memory", b"_memory", "files", b"files", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_files", b"_files", "_memory", b"_memory", "calling_run_id", b"calling_run_id", "dry_run", b"dry_run", "files", b"files", "force", b"force", "memory", b"memory", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_files", b"_files", "_memory", b"_memory", "before", b"before", "calling_run_id", b"calling_run_id", "dry_run", b"dry_run", "files", b"files", "force", b"force", "memory", b"memory", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__files: _TypeAlias = _typing.Literal["files"]  # noqa: Y015
     _WhichOneofArgType__files: _TypeAlias = _typing.Literal["_files", b"_files"]  # noqa: Y015
@@ -755,7 +761,7 @@ class RewindFilesReport(_message.Message):
     entry_id: _builtins.str
     """The entry whose checkpoint was restored."""
     exact: _builtins.bool
-    """The files are exactly those that stood at the entry."""
+    """The files are exactly those that stood at the entry. With `before`: at the entry that it follows."""
     workspace_id: _builtins.str
     safety_snapshot_id: _builtins.str
     @_builtins.property

@@ -48,6 +48,20 @@ def checkpoint_at(reader: Reader, branch: Sequence[EntryRow]) -> Found | None:
     return None
 
 
+def own_checkpoint(entry: EntryRow, files: bool) -> Found | None:
+    """That of a user message itself, when the ``files`` are asked for; exact where they followed from what stands
+    before it. VALIDATION_ERROR when the entry is something else, or has none."""
+    if entry.kind is not EntryKind.USER:
+        raise CogfsError(
+            Reason.VALIDATION_ERROR, f"the entry {entry.id} is no user message, so nothing is rewound to before it"
+        )
+    if not files:
+        return None
+    if entry.file_checkpoint is None:
+        raise CogfsError(Reason.VALIDATION_ERROR, f"the entry {entry.id} has no checkpoint of the files")
+    return Found(entry.file_checkpoint, entry, entry.files_follow, follows=True)
+
+
 def next_message(reader: Reader, point: EntryRow) -> EntryRow | None:
     """Of the user messages right after a point, on every branch, the one written last whose files followed and that
     has a checkpoint."""

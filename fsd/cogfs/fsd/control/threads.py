@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
-from cogfs.fsd.control.checkpoints import checkpoint_at, usable
+from cogfs.fsd.control.checkpoints import checkpoint_at, own_checkpoint, usable
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.passage import NO_RUNS, Passage, Passages, RunsReport
@@ -272,6 +272,7 @@ class Threads:
         thread_id: str,
         to_entry_id: str,
         *,
+        before: bool = False,
         files: bool | None,
         memory: bool,
         workspace_id: str = "",
@@ -281,11 +282,12 @@ class Threads:
     ) -> Rewound:
         """Take the conversation with its memory (``memory``) and the files back to an entry of the active branch.
 
-        ``files`` is None: as the runtime's policy says, for a thread with a workspace. ``calling_run`` asks for it.
+        ``files`` is None: as the runtime's policy says, for a thread with a workspace. ``before``: the entry is a user
+        message; to what it follows, and to the files of its own checkpoint. ``calling_run`` asks for it.
         """
 
         def attempt(passage: Passage, dry: bool) -> Rewound:
-            return self._rewind(thread_id, to_entry_id, files, memory, workspace_id, passage, dry)
+            return self._rewind(thread_id, to_entry_id, files, memory, before, workspace_id, passage, dry)
 
         return self._passages.rewind(thread_id, attempt, dry_run=dry_run, force=force, calling_run=calling_run)
 
@@ -295,6 +297,7 @@ class Threads:
         to_entry_id: str,
         files: bool | None,
         memory: bool,
+        before: bool,
         workspace_id: str,
         passage: Passage,
         dry_run: bool,
@@ -314,9 +317,14 @@ class Threads:
                     raise CogfsError(
                         Reason.VALIDATION_ERROR, f"the entry {to_entry_id} is not on the thread's active branch"
                     )
-                cut = tuple(entry.id for entry in branch[place + 1 :])
-                found = checkpoint_at(reader, branch[: place + 1]) if files else None
-                remembered = shift(reader, thread_id, to_entry_id) if memory else NO_SHIFT
+                end = place if before else place + 1
+                cut = tuple(entry.id for entry in branch[end:])
+                point = branch[end - 1].id if end else ""
+                if before:
+                    found = own_checkpoint(branch[place], files)
+                else:
+                    found = checkpoint_at(reader, branch[:end]) if files else None
+                remembered = shift(reader, thread_id, point) if memory else NO_SHIFT
             conversation = Conversation(memory, cut if memory else (), thread.leaf_id)
             if found is None:
                 if files:
@@ -326,13 +334,13 @@ class Threads:
                 passage.enter(thread_id, "")
                 if not dry_run and cut:
                     with self._store.write() as writer:
-                        move_leaf(writer, self._moved(thread, to_entry_id, follow=False))
+                        move_leaf(writer, self._moved(thread, point, follow=False))
                         drop(writer, passage.drops, REWOUND)
                 return Rewound(conversation, memory=remembered, runs=passage.report(dropping=bool(cut)))
             workspace, snapshot = usable(self._store, self._workspace, found, workspace_id)
             occupied_by = passage.enter(thread_id, workspace.id)
             dropping = bool(conversation.cut)
-            leaf = to_entry_id if memory else thread.leaf_id
+            leaf = point if memory else thread.leaf_id
             after = self._moved(thread, leaf, follow=found.exact and memory)
             request = Request(
                 snapshot.id,

@@ -166,6 +166,7 @@ class ThreadService(ForkCalls, MemoryCalls, thread_pb2_grpc.ThreadServiceService
         done = self._threads.rewind(
             required(request.thread_id, "thread_id"),
             required(request.to_entry_id, "to_entry_id"),
+            before=request.before,
             files=request.files if request.HasField("files") else None,
             memory=memory,
             workspace_id=request.workspace_id,
