@@ -256,17 +256,20 @@ class Elsewhere:
     def read_again(self, link: Link, rules: Rules, found: Iterable[Found], seen: Iterable[Was]) -> list[Was]:
         """What was read, where that is still what the file is; what is not is read again."""
         before = {was.status.inode: was for was in seen}
-        now, moved = [], []
+        there: list[Found] = []
+        missed: list[int] = []
         with beneath(link.root_fd) as reach:
             for one in found:
-                inode = one.status.inode
-                at = _find(reach, one.path, inode)
-                was = before.get(inode)
-                if at is not None and was is not None and was.status == at.status:
-                    now.append(was)
-                elif at is not None:
-                    moved.append(at)
-        return now + self.read(link, rules, moved)
+                at = _find(reach, one.path, one.status.inode)
+                if at is None:
+                    missed.append(one.status.inode)
+                else:
+                    there.append(at)
+            if missed:
+                with self._lock:
+                    there += self._follow_moves(reach, link, [inode for inode in missed if inode in self._files])
+        now = [before[one.status.inode] for one in there if _is_read(before.get(one.status.inode), one)]
+        return now + self.read(link, rules, [one for one in there if not _is_read(before.get(one.status.inode), one)])
 
     def _read(self, reach: Beneath, rules: Rules, found: Found) -> Was | None:
         parent, name = split(found.path)
@@ -293,6 +296,10 @@ def unlisted_by(files: Iterable[DirtyFile], found: Iterable[Found]) -> list[Foun
     """Those of which the worker did not see what was written."""
     written = {file.inode for file in files if file.content}
     return [one for one in found if one.status.inode not in written]
+
+
+def _is_read(was: Was | None, found: Found) -> bool:
+    return was is not None and was.status == found.status
 
 
 def _find(reach: Beneath, path: bytes, inode: int) -> Found | None:
