@@ -453,3 +453,60 @@ def test_a_file_that_is_written_by_a_descriptor_and_known_by_no_name(here: Site,
 
 def _content(here: Site, snapshot: Snapshot, path: str) -> str:
     return here.ctl("cat", snapshot.id, path).out
+
+
+_PLACES = {
+    "out": "src/file.txt",
+    "default": "node_modules/m/file.txt",
+    "place": "build/file.txt",
+    "glob": "src/file.log",
+}
+
+
+@pytest.mark.parametrize("where", ["default", "place", "glob"])
+@pytest.mark.parametrize("inwards", [True, False], ids=["to where it is recorded", "to where it is left out"])
+def test_a_file_that_moves_over_the_border_of_what_is_left_out(
+    here: Site, clients: ExitStack, where: str, inwards: bool
+) -> None:
+    """Twice: before the boundary, and after it, before anything of it is captured."""
+    source, target = here.project / _PLACES[where], here.project / _PLACES["out"]
+    if not inwards:
+        source, target = target, source
+    for path in (source, target, here.project / "kept"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    (here.project / "kept").write_text("kept\n")
+    source.write_text("one\n")
+    target.write_text("replaced\n")
+    here.ctl("mount", here.project, "--exclude", "build/", "--exclude", "*.log")
+    here.ctl("checkpoint", here.project, "--wait")
+    for content in ("two\n", "three\n"):
+        source.rename(target)
+        before = _recorded(here.project)
+        taken: list[Snapshot] = []
+
+        def go_on(text: str = content) -> None:
+            target.rename(source)
+            source.write_text(text)
+
+        with unsealed(here, clients, taken):
+            later = Aside(go_on)
+        later.join()
+        (snapshot,) = taken
+        assert snapshot.message.state == snapshot_pb2.Snapshot.SEALED, snapshot.message
+        assert not differences(_kept(of_snapshot(snapshot)), before), content
+        with here.client() as cog:
+            after = here.workspace(cog).checkpoint(wait_for="sealed")
+            assert not differences(_kept(of_snapshot(after)), _recorded(here.project)), content
+
+
+def _recorded(project: Path) -> Tree:
+    """What is not left out, as it is."""
+    return _kept(describe(project))
+
+
+def _kept(tree: Tree) -> Tree:
+    return {
+        path: node
+        for path, node in tree.items()
+        if path and not path.endswith(b".log") and path.split(b"/")[0] not in (b"node_modules", b"build")
+    }

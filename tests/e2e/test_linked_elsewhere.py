@@ -55,8 +55,12 @@ def _taken(here: Site, clients: ExitStack) -> tuple[Workspace, Snapshot]:
 
 
 def _written_with_the_same_times(path: Path) -> None:
+    _rewrite(path, "FIRST\n" if path.read_text() == "first\n" else "first\n")
+
+
+def _rewrite(path: Path, content: str) -> None:
     status = path.stat()
-    path.write_text("FIRST\n")
+    path.write_text(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
@@ -115,6 +119,26 @@ def test_every_name_in_the_project_has_it(here: Site, clients: ExitStack, outsid
     last = workspace.checkpoint(wait_for="sealed")
     assert _content(last, "sources/deep/linked") == _content(last, "third") == b"third\n"
     assert b"other" not in {entry.path for entry in last.ls()}
+
+
+@pytest.mark.parametrize("change", ["rename", "chmod", "link"])
+def test_what_is_written_outside_while_its_attributes_change_through_the_mount(
+    here: Site, clients: ExitStack, outside: Path, change: str
+) -> None:
+    """Content of the same length, and the times are set back: nothing but the change through the mount can be seen."""
+    workspace, _ = _taken(here, clients)
+    inside = here.project / "src" / "deep" / "linked"
+    name = "src/deep/linked"
+    for content in ("SECOND\n"[:6], "THIRD\n"):
+        _rewrite(outside, content)
+        if change == "rename":
+            inside = inside.rename(inside.with_name(f"renamed{content[0]}"))
+            name = f"src/deep/{inside.name}"
+        elif change == "chmod":
+            inside.chmod(0o600 if content.startswith("S") else 0o644)
+        else:
+            os.link(inside, here.project / content.strip())
+        assert _content(workspace.checkpoint(wait_for="sealed"), name).decode() == content
 
 
 def test_it_is_kept_as_it_was_at_the_boundary(here: Site, clients: ExitStack, outside: Path) -> None:

@@ -16,7 +16,10 @@ pytestmark = pytest.mark.skipif(bool(image.missing()), reason=image.missing())
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arguments", [["--cuts=3"], ["--cuts=2", "--two"], ["--cuts=5", "--control=sync"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--cuts=3"], ["--cuts=2", "--two"], ["--cuts=5", "--control=sync"], ["--cuts=12", "--control=trust"]],
+)
 def test_cuts(arguments: list[str]) -> None:
     # A process of its own, as it needs a mount namespace of its own.
     done = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import runpy
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from cogfs.store import steps
@@ -293,3 +295,49 @@ def test_one_large_change_grows_the_map_in_the_middle(place: Path) -> None:
             for inode in range(3000):
                 wanted = None if inode % 500 == 498 else (inode, (inode % 251, *WIDE * 10))
                 assert reader.link("w", inode) == wanted
+
+
+def test_an_index_that_can_be_opened_again_only_later(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write of its root page failed, so LMDB goes on no more, and the disk cannot be written: once it can, the same
+    store is used again."""
+    with store.write() as rows:
+        rows.put_thread(ThreadRow("t", "", "", 0, 0, 0))
+    database = store._database
+    opened, panics = lmdb.open, [True]
+
+    class Panicked:
+        def begin(self) -> None:
+            panics.pop()
+            raise lmdb.PanicError("a test")
+
+        def close(self) -> None:
+            plain.close()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise lmdb.Error("a test: Read-only file system")
+
+    plain = database._environment
+    monkeypatch.setattr(database, "_environment", Panicked())
+    monkeypatch.setattr(lmdb, "open", refuse)
+    with pytest.raises(StoreError):
+        database.revive()
+    assert not panics
+    for _ in range(2):
+        with pytest.raises(StoreIO, match="opening its index again"), store.read() as reader:
+            reader.threads()
+        with pytest.raises(StoreIO, match="opening its index again"), store.write() as rows:
+            rows.put_thread(ThreadRow("u", "", "", 0, 0, 0))
+    monkeypatch.setattr(lmdb, "open", opened)
+    with store.write() as rows:
+        rows.put_thread(ThreadRow("u", "", "", 0, 0, 0))
+    with store.read() as reader:
+        assert [thread.id for thread in reader.threads()] == ["u", "t"]
+
+
+def test_the_lock_of_the_index_stands_in_memory(store: Store) -> None:
+    """Or a disk that may not be written any more would kill whoever only reads."""
+    assert re.search(r" /dev/shm/cogfs-index-\S+ \(deleted\)$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    with store.write() as rows:
+        rows.put_thread(ThreadRow("t", "", "", 0, 0, 0))

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cogfs.client import AlreadyExists, CogfsError, Snapshot
+from cogfs.client import AlreadyExists, CogfsError, Snapshot, Workspace
 from cogfs.v1 import snapshot_pb2
-from tests.e2e.support.site import Site, kill, unmount_all, wait_for
+from tests.e2e.support.site import PATIENCE, Site, kill, unmount_all, wait_for
 from tests.support import image
 from tests.support.churn import Churn
 from tests.support.crashes import files_of, start
@@ -34,6 +34,9 @@ _SIZE = 1 << 30
 #: Of a file that takes a moment to capture.
 _LARGE = (2 << 20, 6 << 20)
 _OUTER_SIZE = 6 << 30
+_QUIET_SIZE = 20_000
+#: Seconds after which what is recorded of a file is believed by its stat, and a little more.
+_QUIET = 2.2
 #: A daemon for which nothing is ever synced: what is found must be wrong then, or the tests find nothing.
 WITHOUT_SYNC = (
     "-c",
@@ -100,8 +103,14 @@ class Machine:
         self.site.project.mkdir()
         self.site.state = images[-1].mountpoint / "state"
         self.site.environ["COGFS_STATE_DIR"] = str(self.site.state)
-        self._churn = Churn(self.site.project, random.Random(dice.random()))
+        (self.site.project / "busy").mkdir()
+        self._churn = Churn(self.site.project / "busy", random.Random(dice.random()))
         self._churn.fill(8, 60)
+        #: Files that are changed only where ``_leave_alone`` does.
+        self._quiet = [self.site.project / "quiet" / f"q{number}" for number in range(8)]
+        self._quiet[0].parent.mkdir()
+        for path in self._quiet:
+            path.write_bytes(dice.randbytes(_QUIET_SIZE))
         os.sync()
         start(self.site, program=program)
 
@@ -122,12 +131,18 @@ class Machine:
         """Work for a moment, lose power, and look. Wrong."""
         with self.site.client() as cog, contextlib.suppress(AlreadyExists):
             cog.mount(self.site.project)
-        stop = threading.Event()
-        threads = [threading.Thread(target=act, args=(stop,), daemon=True) for act in (self._work, self._watch)]
+        stop, recorded = threading.Event(), threading.Event()
+        quiet = self.dice.random() < 0.4
+        work = self._leave_alone if quiet else self._work
+        threads = [
+            threading.Thread(target=work, args=(stop, recorded), daemon=True),
+            threading.Thread(target=self._watch, args=(stop,), daemon=True),
+        ]
         for thread in threads:
             thread.start()
-        # What is recorded is believed by its stat only when it has been left alone for two seconds.
-        time.sleep(self.dice.uniform(3.0, 4.8) if self.dice.random() < 0.3 else self.dice.uniform(0.3, 2.5))
+        if quiet:
+            self._expect(recorded.wait(PATIENCE), "nothing was recorded before the cut")
+        time.sleep(self.dice.uniform(0, 0.3) if quiet else self.dice.uniform(0.3, 4.8))
         with self._lock:
             before = [Taken(one.label, one.files, one.snapshot_id, one.sealed) for one in self._taken]
         replaced = None
@@ -151,7 +166,27 @@ class Machine:
         self._boot_again()
         self._check(before)
 
-    def _work(self, stop: threading.Event) -> None:
+    def _leave_alone(self, stop: threading.Event, recorded: threading.Event) -> None:
+        """Other content in the blocks of files that nobody changes for two seconds then, so that what a checkpoint
+        records of them is believed by their stat. That is on the disk with the rows of the store, by the journal they
+        share; the content, for which no new block was needed, is not, unless it is synced before the cut."""
+        for path in self._quiet:
+            with path.open("r+b") as file:
+                file.write(self.dice.randbytes(_QUIET_SIZE))
+        time.sleep(_QUIET)
+        with contextlib.suppress(OSError, CogfsError), self.site.client() as cog:
+            self._checkpoint(cog.workspace(self.site.project), wait_for="sealed")
+            recorded.set()
+        self._work(stop, recorded)
+
+    def _checkpoint(self, workspace: Workspace, wait_for: str | None = None) -> None:
+        self._number += 1
+        taken = Taken(f"c{self._number}", files_of(describe(self.site.project)))
+        with self._lock:
+            self._taken.append(taken)
+        taken.snapshot_id = workspace.checkpoint(taken.label, wait_for=wait_for).id
+
+    def _work(self, stop: threading.Event, _recorded: threading.Event) -> None:
         churn = self._churn
         with contextlib.suppress(OSError, CogfsError), self.site.client() as cog:
             workspace = cog.workspace(self.site.project)
@@ -160,12 +195,8 @@ class Machine:
                 churn.run(self.dice.choice((1, 5, 20)))
                 self._overwrite()
                 if self.dice.random() < 0.15:
-                    (self.site.project / "large").write_bytes(self.dice.randbytes(self.dice.randint(*_LARGE)))
-                self._number += 1
-                taken = Taken(f"c{self._number}", files_of(describe(self.site.project)))
-                with self._lock:
-                    self._taken.append(taken)
-                taken.snapshot_id = workspace.checkpoint(taken.label).id
+                    (self.site.project / "busy" / "large").write_bytes(self.dice.randbytes(self.dice.randint(*_LARGE)))
+                self._checkpoint(workspace)
                 churn.run(self.dice.choice((0, 5, 20)))
 
     def _overwrite(self, count: int = 1) -> None:

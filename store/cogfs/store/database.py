@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 import lmdb
 
-from cogfs.store.errors import Corrupt, NoSpace, StoreError, of_index, of_system, translated
+from cogfs.store.errors import Corrupt, NoSpace, StoreError, StoreIO, of_index, of_system, translated
 from cogfs.store.files import make_private
 from cogfs.store.gate import Gate
 from cogfs.store.steps import step
@@ -28,6 +30,7 @@ _MAX_READERS = 1000
 _LOCK_FILE_SIZE = 80 * 1024
 #: A change starts with at least so much of the map free.
 _HEADROOM = 4 * 1024 * 1024
+_MEMORY = "/dev/shm"
 #: A disk with less is full: no transaction may be sure of it.
 _HARDLY_ANY = 1024 * 1024
 
@@ -226,6 +229,8 @@ class Database:
         self._directory = directory
         self._gate = Gate()
         self._closed = False
+        #: It could not be opened again, which is tried by whoever needs it next.
+        self._lost = False
         with translated("opening its index"):
             # LMDB maps this file and makes it sparse; on a full disk the first touch of a hole would kill the process.
             make_private(directory / "lock.mdb", _LOCK_FILE_SIZE)
@@ -236,14 +241,16 @@ class Database:
             self._open()
 
     def _open(self) -> None:
-        self._environment = lmdb.open(
-            str(self._directory),
-            map_size=self._map_size,
-            mode=0o600,
-            max_dbs=len(Table),
-            max_readers=_MAX_READERS,
-            max_spare_txns=8,
-        )
+        with _lock_in_memory(self._directory) as (path, is_directory):
+            self._environment = lmdb.open(
+                str(path),
+                subdir=is_directory,
+                map_size=self._map_size,
+                mode=0o600,
+                max_dbs=len(Table),
+                max_readers=_MAX_READERS,
+                max_spare_txns=8,
+            )
         try:
             self._environment.reader_check()
             with self._environment.begin(write=True) as transaction:
@@ -269,6 +276,7 @@ class Database:
     @contextmanager
     def view(self) -> Iterator[View]:
         """One consistent state of all tables, as of now."""
+        self._ready()
         self._gate.enter()
         try:
             self._check_open()
@@ -285,6 +293,7 @@ class Database:
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The committed value of ``key``, or None."""
+        self._ready()
         self._gate.enter()
         try:
             self._check_open()
@@ -297,6 +306,7 @@ class Database:
 
     def change(self, expected: int = 0) -> Change:
         """Begins the transaction that writes, with room in the map for about ``expected`` bytes."""
+        self._ready()
         self._check_open()
         info = self._environment.info()
         used = (info["last_pgno"] + 1) * self._environment.stat()["psize"]
@@ -324,9 +334,11 @@ class Database:
             self._map_size = size
 
     def size(self) -> int:
-        """Bytes of the index on disk."""
-        with translated("looking at its index"):
+        """Bytes of the index on disk; 0 when that cannot be told."""
+        try:
             return (self._directory / "data.mdb").stat().st_blocks * 512
+        except OSError:
+            return 0  # A daemon whose disk is gone still says what it is.
 
     def is_full(self) -> bool:
         """Whether hardly any space is left: LMDB calls it an input/output error when a write is cut short by that."""
@@ -346,15 +358,49 @@ class Database:
         except lmdb.PanicError:
             with self._gate.alone(), translated("opening its index again"):
                 self._environment.close()
-                try:
+                self._lost = True
+                self._open()
+                self._lost = False
+
+    def _ready(self) -> None:
+        """Opens the environment that was lost, as the disk may be well again. StoreError while it is not."""
+        if self._lost and not self._gate.entered:
+            with self._gate.alone(), translated("opening its index again"):
+                if self._lost and not self._closed:
                     self._open()
-                except BaseException:
-                    self._closed = True
-                    raise
+                    self._lost = False
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("the store is closed")
+        if self._lost:
+            raise StoreIO("the index could not be opened again after a write of it had failed")
+
+
+@contextmanager
+def _lock_in_memory(directory: Path) -> Iterator[tuple[Path, bool]]:
+    """The path by which LMDB opens the index in ``directory``, and whether that is a directory's.
+
+    LMDB stores into a map of its lock file in every transaction, those that read too. On a disk that is not to be
+    written any more that may kill the process (SIGBUS: XFS and Btrfs do so), so the file is made in memory, beside a
+    link to the data, and has no name once it is open: nobody else may have the index open. Where that cannot be done,
+    it stands beside the data.
+    """
+    try:
+        aside = Path(tempfile.mkdtemp(prefix="cogfs-index-", dir=_MEMORY))
+    except OSError:
+        yield directory, True
+        return
+    try:
+        try:
+            make_private(aside / "index-lock", _LOCK_FILE_SIZE)
+            os.symlink(os.path.abspath(directory / "data.mdb"), aside / "index")
+        except OSError:
+            yield directory, True
+        else:
+            yield aside / "index", False
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def check_number(value: bytes | None, size: int, what: str) -> int:

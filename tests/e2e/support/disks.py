@@ -53,6 +53,38 @@ def ext4(image: Path, place: Path, megabytes: int = 64) -> Iterator[Path]:
         yield place
 
 
+@contextlib.contextmanager
+def xfs(image: Path, place: Path) -> Iterator[Path]:
+    """An XFS filesystem of its own at ``place``, made when the image is not there."""
+    if not image.exists():
+        with image.open("wb") as file:
+            file.truncate(320 << 20)
+        subprocess.run(["mkfs.xfs", "-q", "-f", str(image)], check=True, timeout=60)
+    with mounted(place, "-o", "loop", str(image)):
+        yield place
+
+
+def loop_of(image: Path) -> str:
+    """What uses an image as a loop device; empty: nothing."""
+    done = subprocess.run([*as_root(), "losetup", "-j", str(image)], capture_output=True, check=True, timeout=60)
+    return done.stdout.decode()
+
+
+def make_read_only(place: Path) -> None:
+    """The filesystem has met an error, and nothing may be written from now on. (The kernel refuses to remount one
+    read-only in which somebody has a file open for writing, as a daemon always has.)"""
+    subprocess.run([*as_root(), "mount", "-o", "remount,errors=remount-ro", str(place)], check=True, timeout=60)
+    device = subprocess.run(
+        ["findmnt", "--noheadings", "--output", "SOURCE", "--mountpoint", str(place)],
+        capture_output=True,
+        check=True,
+        timeout=60,
+        text=True,
+    ).stdout.strip()
+    trigger = f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error"
+    subprocess.run([*as_root(), "tee", trigger], input=b"1", stdout=subprocess.DEVNULL, check=True, timeout=60)
+
+
 def shut_down(place: Path) -> None:
     """The disk of a filesystem is gone from now on: every write fails."""
     fd = os.open(place, os.O_RDONLY)

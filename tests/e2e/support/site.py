@@ -183,6 +183,13 @@ class Site:
 
     def close(self) -> None:
         """No process and no mount of it is left."""
+        self.close_processes()
+        unmount_all(self.base)
+        # Not by Python, which goes down a deep tree by recursion.
+        subprocess.run([*as_root(), "rm", "-rf", str(self.base)], check=False, timeout=PATIENCE)
+
+    def close_processes(self) -> None:
+        """No process of it is left, and nothing is mounted on the project."""
         with contextlib.suppress(subprocess.TimeoutExpired, CogfsError):
             self._daemons.add(self.daemon_pid())
             self.ctl("daemon", "stop", code=None)
@@ -191,9 +198,7 @@ class Site:
                 kill(pid)
         for pid in _workers(self.base):
             kill(pid)
-        unmount_all(self.base)
-        # Not by Python, which goes down a deep tree by recursion.
-        subprocess.run([*as_root(), "rm", "-rf", str(self.base)], check=False, timeout=PATIENCE)
+        unmount_all(self.project)
 
 
 def _command_line(pid: int) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from cogfs.fsd.channel import DirtyFile, Locate, Located
@@ -33,22 +33,19 @@ from cogfs.store.store import Store
 _GONE = (FileNotFoundError, NotADirectoryError)
 
 
+#: Size, modification and change time, mode.
+_Key = tuple[int, int, int, int]
+
+
 class _Look(NamedTuple):
-    """What a file was when it was looked at."""
+    """What a file was when it was looked at. ``sure``: a change since would be seen in that."""
 
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    mode: int
-    at_ns: int
+    key: _Key
+    sure: bool
 
-    def is_of(self, status: Status) -> bool:
-        return self[:4] == (status.size, status.mtime_ns, status.ctime_ns, status.mode)
-
-    @property
-    def sure(self) -> bool:
-        """Whether a change since would be seen in the stat."""
-        return max(self.mtime_ns, self.ctime_ns) < self.at_ns - RACY_NS
+    @classmethod
+    def of(cls, key: _Key, at_ns: int) -> _Look:
+        return cls(key, max(key[1], key[2]) < at_ns - RACY_NS)
 
 
 class _Names(NamedTuple):
@@ -79,6 +76,8 @@ class Elsewhere:
         self._lock = threading.Lock()
         self._files: dict[int, _Names] = {}
         self._paths: dict[int, bytes] = {}
+        #: Each file at one of its names, by directories in the order of their paths; None: to be found out.
+        self._order: list[tuple[int, list[tuple[bytes, int]]]] | None = None
         #: Of files that are not recorded as they were at the last boundary.
         self._observed: dict[int, _Look] = {}
 
@@ -123,6 +122,7 @@ class Elsewhere:
                 self._files.pop(inode, None)
             self._files.update(files)
             self._paths.update(paths)
+        self._order = None
         self._observed = {inode: look for inode, look in self._observed.items() if inode in self._files}
 
     def _gather(self, links: dict[int, LinkRow | None]) -> tuple[dict[int, _Names], dict[int, bytes]]:
@@ -144,7 +144,7 @@ class Elsewhere:
                         assert recorded is not None
                         rows[row.inode] = row, recorded.recorded_ns
         files = {
-            inode: _Names(tuple(places[inode]), _Look(row.size, row.mtime_ns, row.ctime_ns, row.mode, recorded_ns))
+            inode: _Names(tuple(places[inode]), _Look.of((row.size, row.mtime_ns, row.ctime_ns, row.mode), recorded_ns))
             for inode, (row, recorded_ns) in rows.items()
             if row.nlink > len(places[inode])
         }
@@ -159,59 +159,79 @@ class Elsewhere:
     def changed(self, link: Link) -> list[Found]:
         """The files that are not what they were at the last boundary, or of which the stat cannot tell, whoever changed
         them. A look at each file, and at no others."""
+
+        def same(inode: int, key: _Key) -> bool:
+            recorded = self._files[inode].recorded
+            if recorded.sure and recorded.key == key:
+                return True
+            observed = self._observed.get(inode)
+            return observed is not None and observed.sure and observed.key == key
+
         with self._lock:
             self._catch_up()
-            return [
-                found
-                for found in self._look(link)
-                if not any(look.sure and look.is_of(found.status) for look in self._looks(found.status.inode))
-            ]
+            return self._look(link, same)
 
     def unrecorded(self, link: Link, but: Collection[int] = (), until_ns: int | None = None) -> list[int]:
         """The files that are not what was recorded of them, by inode; only those that were changed last ``until_ns``.
         With ``until_ns`` a stat that cannot tell is believed: it was not, when the boundary was made."""
+
+        def same(inode: int, key: _Key) -> bool:
+            recorded = self._files[inode].recorded
+            return recorded.key == key and (until_ns is not None or recorded.sure)
+
         with self._lock:
             self._catch_up()
-            inodes = []
-            for _, status in self._look(link):
-                recorded = self._files[status.inode].recorded
-                same = recorded.is_of(status) and (until_ns is not None or recorded.sure)
-                late = until_ns is not None and status.ctime_ns > until_ns
-                if not same and not late and status.inode not in but:
-                    inodes.append(status.inode)
-            return inodes
+            return [
+                status.inode
+                for _, status in self._look(link, same)
+                if status.inode not in but and (until_ns is None or status.ctime_ns <= until_ns)
+            ]
 
     def observe(self, found: Iterable[Found]) -> None:
         """So these files were at a boundary that was committed."""
         now = time.time_ns()
         with self._lock:
             for _, status in found:
-                look = _Look(status.size, status.mtime_ns, status.ctime_ns, status.mode, now)
-                self._observed[status.inode] = look
+                self._observed[status.inode] = _Look.of(_key(status), now)
 
-    def _looks(self, inode: int) -> Iterator[_Look]:
-        yield self._files[inode].recorded
-        observed = self._observed.get(inode)
-        if observed is not None:
-            yield observed
-
-    def _look(self, link: Link) -> list[Found]:
-        """Each file, where it is now; without those that are in the workspace no more."""
+    def _look(self, link: Link, same: Callable[[int, _Key], bool]) -> list[Found]:
+        """The files that are not the ``same``, where they are now; without those that are in the workspace no more."""
         if not self._files:
             return []
         found: list[Found] = []
         missed: list[int] = []
         with beneath(link.root_fd) as reach:
-            # In the order of paths, so that each directory is opened once.
-            for inode in sorted(self._files, key=lambda inode: self._paths[self._files[inode].places[0][0]]):
-                one = self._at_names(reach, inode)
-                if one is None:
-                    missed.append(inode)
-                else:
-                    found.append(one)
+            for directory, names in self._in_order():
+                path = self._paths[directory]
+                try:
+                    fd = reach.directory(path)
+                except OSError:
+                    missed += [inode for _, inode in names]
+                    continue
+                for name, inode in names:
+                    try:
+                        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    except OSError:
+                        missed.append(inode)
+                        continue
+                    if status.st_ino != inode:
+                        missed.append(inode)
+                    elif not same(inode, (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode)):
+                        found.append(Found(join(path, name), Status.of(status)))
             if missed:
-                found += self._follow_moves(reach, link, missed)
+                moved = self._follow_moves(reach, link, missed)
+                found += [one for one in moved if not same(one.status.inode, _key(one.status))]
         return found
+
+    def _in_order(self) -> list[tuple[int, list[tuple[bytes, int]]]]:
+        if self._order is None:
+            by_directory: dict[int, list[tuple[bytes, int]]] = {}
+            for inode, names in self._files.items():
+                directory, name = names.places[0]
+                by_directory.setdefault(directory, []).append((name, inode))
+            # So each directory is opened once.
+            self._order = sorted(by_directory.items(), key=lambda one: self._paths[one[0]])
+        return self._order
 
     def _at_names(self, reach: Beneath, inode: int) -> Found | None:
         for directory, name in self._files[inode].places:
@@ -234,6 +254,7 @@ class Elsewhere:
             path = moved[directory]
             if path is not None:
                 self._paths[directory] = path
+                self._order = None
         for inode in missed:
             path = moved[inode]
             one = self._at_names(reach, inode) or (_find(reach, path, inode) if path else None)
@@ -256,17 +277,20 @@ class Elsewhere:
     def read_again(self, link: Link, rules: Rules, found: Iterable[Found], seen: Iterable[Was]) -> list[Was]:
         """What was read, where that is still what the file is; what is not is read again."""
         before = {was.status.inode: was for was in seen}
-        now, moved = [], []
+        there: list[Found] = []
+        missed: list[int] = []
         with beneath(link.root_fd) as reach:
             for one in found:
-                inode = one.status.inode
-                at = _find(reach, one.path, inode)
-                was = before.get(inode)
-                if at is not None and was is not None and was.status == at.status:
-                    now.append(was)
-                elif at is not None:
-                    moved.append(at)
-        return now + self.read(link, rules, moved)
+                at = _find(reach, one.path, one.status.inode)
+                if at is None:
+                    missed.append(one.status.inode)
+                else:
+                    there.append(at)
+            if missed:
+                with self._lock:
+                    there += self._follow_moves(reach, link, [inode for inode in missed if inode in self._files])
+        now = [before[one.status.inode] for one in there if _is_read(before.get(one.status.inode), one)]
+        return now + self.read(link, rules, [one for one in there if not _is_read(before.get(one.status.inode), one)])
 
     def _read(self, reach: Beneath, rules: Rules, found: Found) -> Was | None:
         parent, name = split(found.path)
@@ -293,6 +317,14 @@ def unlisted_by(files: Iterable[DirtyFile], found: Iterable[Found]) -> list[Foun
     """Those of which the worker did not see what was written."""
     written = {file.inode for file in files if file.content}
     return [one for one in found if one.status.inode not in written]
+
+
+def _key(status: Status) -> _Key:
+    return status.size, status.mtime_ns, status.ctime_ns, status.mode
+
+
+def _is_read(was: Was | None, found: Found) -> bool:
+    return was is not None and was.status == found.status
 
 
 def _find(reach: Beneath, path: bytes, inode: int) -> Found | None:

@@ -13,6 +13,7 @@ from cogfs.store.errors import (
     NoSpace,
     NotFound,
     StoreError,
+    StoreIO,
     Unsafe,
     UnsupportedFormat,
 )
@@ -31,6 +32,11 @@ _STORE_REASONS: tuple[tuple[type[StoreError], Reason], ...] = (
     (UnsupportedFormat, Reason.UNAVAILABLE),
     (NetworkFilesystem, Reason.UNAVAILABLE),
 )
+#: A filesystem that has failed gives nothing to who has it open, whatever is done to it: it has to be mounted anew.
+_DISK = (
+    "; see to the store's disk, and where this goes on, run cogfsctl daemon stop, mount that disk anew, and run "
+    "cogfsctl daemon start"
+)
 
 
 def as_cogfs_error(error: BaseException, doing: str) -> CogfsError:
@@ -41,7 +47,7 @@ def as_cogfs_error(error: BaseException, doing: str) -> CogfsError:
         for kind, reason in _STORE_REASONS:
             if isinstance(error, kind):
                 return CogfsError(reason, str(error))
-        return CogfsError(Reason.IO, str(error))
+        return CogfsError(Reason.IO, f"{error}{_DISK}" if isinstance(error, StoreIO) else str(error))
     if isinstance(error, OSError):
         _log.warning("system call failed", doing=doing, exc_info=error)
         return from_os_error(error, doing)

@@ -567,10 +567,11 @@ class Sealer:
 
     def _with_late(self, row: BoundaryRow, files: list[DirtyFile], link: Link | None) -> list[DirtyFile]:
         """With the files that were changed by a name elsewhere before the boundary, and after the one before it had
-        been read: that one was not recorded yet when this was made, so that they could not be compared with it."""
+        been read: that one was not recorded yet when this was made, so that they could not be compared with it. And
+        those of which the worker only saw attributes change: it cannot know of the content."""
         if link is None or not link.alive:
             return files
-        late = self._elsewhere.unrecorded(link, {file.inode for file in files}, row.frozen_ns)
+        late = self._elsewhere.unrecorded(link, {file.inode for file in files if file.content}, row.frozen_ns)
         return boundaries.with_content(files, late)
 
     def _commit(
