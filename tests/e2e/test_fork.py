@@ -357,16 +357,6 @@ def test_a_pruned_checkpoint_on_the_branch_is_named_and_not_copied(
         fork.rewind("m1", files=True)
 
 
-def test_a_failed_checkpoint_is_refused_and_copied_as_one(cog: Client, story: Story, second: Workspace) -> None:
-    """With its failure, so that the fork says the same."""
-    daemon_knows = story.workspace.checkpoint("x", wait_for="sealed")
-    assert daemon_knows.message.state
-    fork = story.thread.fork("a3", files=True, workspace=second)
-    assert {entry.file_checkpoint.workspace_id for entry in fork.entries() if entry.HasField("file_checkpoint")} == {
-        second.id
-    }
-
-
 def test_copies_of_snapshots(cog: Client, story: Story, second: Workspace) -> None:
     snapshot = story.workspace.checkpoint("by hand", metadata={"n": 1})
     copy = second.copy_snapshot(snapshot)
@@ -515,6 +505,8 @@ def test_the_command_line(daemon: Ctl, cog: Client, story: Story) -> None:
     assert not differences(describe(into), story.files["m2"], [b"build.log"])
     assert daemon.json("status", into)["id"] == report["thread"]["workspace_id"]
     assert "thread again: 2 entries" in daemon("fork", "branch", "a1", "--thread", "again", "--files", "--yes")
+    # The end of the fork has files, which are those of a message that it does not have.
+    assert ["[files]" in line for line in daemon("rewind", "plain").splitlines()[1:]] == [True, True]
     daemon.fails("VALIDATION_ERROR", 10, "fork", "chat", "a1", "--thread", "branch")
     daemon.fails("NOT_FOUND", 11, "fork", "chat", "nothing")
     daemon.fails("NOT_FOUND", 11, "fork", "nobody", "a1")
