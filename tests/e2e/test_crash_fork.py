@@ -12,7 +12,7 @@ import pytest
 
 from cogfs.client import Client, CogfsError, NotFound, ThreadBusy, Unavailable
 from cogfs.v1 import workspace_pb2
-from tests.e2e.support.site import Aside, Site, kill, mounts_below, site
+from tests.e2e.support.site import Aside, Site, kill, mounts_below, site, wait_for
 from tests.support.tree import Tree, describe, differences
 
 _KILLS = 12
@@ -354,3 +354,32 @@ def test_while_a_rewind_of_the_thread_is_not_finished(here: Site) -> None:
         assert (here.project / "file").read_text() == "two\n"
         thread.put_memory("x", ["m1"])
         assert [memory.content for memory in thread.fork("m1").memory()] == ["x"]
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.05, 0.3])
+def test_the_worker_of_the_new_workspace_is_killed(here: Site, wait: float) -> None:
+    stage = Stage(here, 400)
+    place = stage.into("new")
+    with here.client() as cog:
+        fork = Aside(lambda: cog.thread("chat").fork("a1", id="branch", files=True, into=place))
+        workers: list[int] = []
+
+        def served() -> bool:
+            workers[:] = [one.message.worker_pid for one in cog.workspaces() if one.root == bytes(place)]
+            return bool(workers and workers[0]) or fork.result is not None or fork.error is not None
+
+        wait_for("the workspace has a worker", served)
+        time.sleep(wait)
+        if workers and workers[0]:
+            kill(workers[0])
+        fork.join()
+        if fork.error is not None:
+            stage.check_nothing(cog, "branch", "new", 0)
+        else:
+            wait_for("it is back", lambda: cog.workspace(place).message.state == workspace_pb2.Workspace.ACTIVE)
+            stage.check_whole(cog, "branch", place)
+        stage.check_the_rest(cog)
+        # The same can be had now.
+        if fork.error is not None:
+            cog.thread("chat").fork("a1", id="branch", files=True, into=place)
+            stage.check_whole(cog, "branch", place)
