@@ -205,6 +205,16 @@ def test_no_permission(on_disk: Site) -> None:
         ("message chat hello --id a/b", Reason.VALIDATION_ERROR),
         ("thread new chat", Reason.ALREADY_EXISTS),
         ("thread new a\tb", Reason.VALIDATION_ERROR),
+        ("fork nobody m1", Reason.NOT_FOUND),
+        ("fork chat nothing", Reason.NOT_FOUND),
+        ("fork chat m1 --thread chat", Reason.VALIDATION_ERROR),
+        ("fork chat m1 --thread a/b", Reason.VALIDATION_ERROR),
+        ("fork chat m1 --thread chat --files --into BASE/new --yes", Reason.VALIDATION_ERROR),
+        ("fork chat m1 --files --into PROJECT/inside --yes", Reason.VALIDATION_ERROR),
+        ("fork chat m1 --files --into BASE --yes", Reason.VALIDATION_ERROR),
+        ("fork chat m1 --files --into BASE/state --yes", Reason.VALIDATION_ERROR),
+        ("fork chat m1 --files --into BASE/no/where --yes", Reason.VALIDATION_ERROR),
+        ("fork chat m1 --files --into / --dry-run", Reason.VALIDATION_ERROR),
         ("undo PROJECT --yes", Reason.VALIDATION_ERROR),
         ("status /", Reason.NOT_FOUND),
         ("unmount /nowhere", Reason.NOT_FOUND),
@@ -232,7 +242,10 @@ def test_ids_and_paths(shared: Site, words: str, reason: Reason) -> None:
         snapshot = next(shared.workspace(cog).snapshots()).id
     before = standing()
     # Spaces separate the words here, and nothing else does.
-    arguments = [{"PROJECT": str(shared.project), "SNAPSHOT": snapshot}.get(word, word) for word in words.split(" ")]
+    known = {"PROJECT": str(shared.project), "SNAPSHOT": snapshot, "BASE": str(shared.base)}
+    arguments = [
+        "/".join([known.get(first, first), *rest]) for first, *rest in (word.split("/") for word in words.split(" "))
+    ]
     refused(shared.ctl(*arguments, code=None), reason)
     assert standing() == before
 

@@ -311,6 +311,21 @@ def test_a_message_whose_snapshot_failed_is_no_target(here: Site, clients: ExitS
             thread.rewind("m1", files=True, dry_run=dry_run)
     assert [entry.id for entry in thread.entries()] == ["m1", "m2"]
     assert not differences(describe(here.project), before)
+    # Nor of a fork; one that goes on after it has the failure, too.
+    place_of_fork = here.base / "fork"
+    for dry_run in (True, False):
+        with pytest.raises(CogfsError, match=r"has failed.*kept \(it was changed past the mount\)"):
+            thread.fork("m1", files=True, into=place_of_fork, dry_run=dry_run)
+    assert not place_of_fork.exists() and not thread.refresh().message.forks
+    thread.user_message("three", id="m3", wait_for="sealed")
+    fork = thread.fork("m3", files=True, into=place_of_fork)
+    copy = later.snapshot(fork.entry("m2").file_checkpoint.snapshot_id).message
+    assert copy.copied_from == snapshot.id and copy.workspace_id == fork.workspace_id
+    assert copy.state == snapshot_pb2.Snapshot.FAILED and copy.failed == snapshot.message.failed
+    with pytest.raises(CogfsError, match="has failed"):
+        fork.rewind("m1", files=True)
+    with pytest.raises(CogfsError, match="has failed"):
+        later.workspace(place_of_fork).copy_snapshot(snapshot)
     # The snapshot before it can be had.
     here.workspace(later).restore(thread.entry("m1").file_checkpoint.snapshot_id)
     assert (here.project / "kept").read_text() == "kept\n"

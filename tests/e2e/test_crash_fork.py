@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cogfs.client import Client, CogfsError, NotFound, Unavailable
+from cogfs.client import Client, CogfsError, NotFound, ThreadBusy, Unavailable
 from cogfs.v1 import workspace_pb2
-from tests.e2e.support.site import Aside, Site, kill, mounts_below, site
+from tests.e2e.support.site import Aside, Site, kill, mounts_below, site, wait_for
 from tests.support.tree import Tree, describe, differences
 
 _KILLS = 12
@@ -310,3 +310,76 @@ def test_files_that_fail_take_everything_back(here: Site) -> None:
         assert [workspace.root for workspace in cog.workspaces()] == [bytes(here.project)]
         assert not thread.refresh().message.forks
         assert not differences(describe(here.project), tree)
+
+
+def test_while_a_rewind_of_the_thread_is_not_finished(here: Site) -> None:
+    """Neither its memory nor its forks are made from what is neither before nor after."""
+    (here.project / "file").write_text("one\n")
+    here.ctl("mount", here.project, "--scan")
+    here.daemon_pid()
+    with here.client() as cog:
+        thread = cog.create_thread("chat", workspace=here.workspace(cog))
+        thread.user_message("one", id="m1")
+        (here.project / "file").write_text("two\n")
+        thread.user_message("two", id="m2")
+        (here.project / "file").write_text("three\n")
+    here.kill_daemon()
+    assert here.start("restore.applied") is not None
+    with here.client() as cog, pytest.raises(Unavailable):
+        cog.thread("chat").rewind("m1", files=True)
+    away = here.base / "away"
+    here.project.rename(away)
+    here.ctl("daemon", "start")
+    here.daemon_pid()
+    with here.client() as cog:
+        thread = cog.thread("chat")
+        calls: list[Callable[[], object]] = [
+            lambda: thread.put_memory("x", ["m1"]),
+            lambda: thread.fork("m1", id="branch"),
+            lambda: thread.fork("m1", id="branch", dry_run=True),
+            lambda: thread.fork("m1", id="branch", files=True, into=here.base / "fork"),
+            thread.delete,
+        ]
+        for call in calls:
+            with pytest.raises(ThreadBusy, match="not finished"):
+                call()
+        assert thread.refresh().message.leaf_id == "m2" and not list(thread.memory())
+        with pytest.raises(NotFound):
+            cog.thread("branch")
+        assert not (here.base / "fork").exists()
+        away.rename(here.project)
+        here.ctl("mount", here.project, "--scan")
+        here.settled(cog)
+        assert thread.refresh().message.leaf_id == "m1"
+        assert (here.project / "file").read_text() == "two\n"
+        thread.put_memory("x", ["m1"])
+        assert [memory.content for memory in thread.fork("m1").memory()] == ["x"]
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.05, 0.3])
+def test_the_worker_of_the_new_workspace_is_killed(here: Site, wait: float) -> None:
+    stage = Stage(here, 400)
+    place = stage.into("new")
+    with here.client() as cog:
+        fork = Aside(lambda: cog.thread("chat").fork("a1", id="branch", files=True, into=place))
+        workers: list[int] = []
+
+        def served() -> bool:
+            workers[:] = [one.message.worker_pid for one in cog.workspaces() if one.root == bytes(place)]
+            return bool(workers and workers[0]) or fork.result is not None or fork.error is not None
+
+        wait_for("the workspace has a worker", served)
+        time.sleep(wait)
+        if workers and workers[0]:
+            kill(workers[0])
+        fork.join()
+        if fork.error is not None:
+            stage.check_nothing(cog, "branch", "new", 0)
+        else:
+            wait_for("it is back", lambda: cog.workspace(place).message.state == workspace_pb2.Workspace.ACTIVE)
+            stage.check_whole(cog, "branch", place)
+        stage.check_the_rest(cog)
+        # The same can be had now.
+        if fork.error is not None:
+            cog.thread("chat").fork("a1", id="branch", files=True, into=place)
+            stage.check_whole(cog, "branch", place)

@@ -9,9 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from cogfs.client import Client, Denied, Fork, NotFound, Thread, ValidationError, Workspace, WorkspaceBusy
+from cogfs.client import (
+    AlreadyExists,
+    Client,
+    Denied,
+    Fork,
+    NotFound,
+    Thread,
+    ValidationError,
+    Workspace,
+    WorkspaceBusy,
+)
 from cogfs.v1 import common_pb2, thread_pb2, workspace_pb2
 from tests.e2e.ctl import Ctl
+from tests.e2e.support.site import Aside
 from tests.support.tree import Tree, describe, differences, of_snapshot
 
 
@@ -357,16 +368,6 @@ def test_a_pruned_checkpoint_on_the_branch_is_named_and_not_copied(
         fork.rewind("m1", files=True)
 
 
-def test_a_failed_checkpoint_is_refused_and_copied_as_one(cog: Client, story: Story, second: Workspace) -> None:
-    """With its failure, so that the fork says the same."""
-    daemon_knows = story.workspace.checkpoint("x", wait_for="sealed")
-    assert daemon_knows.message.state
-    fork = story.thread.fork("a3", files=True, workspace=second)
-    assert {entry.file_checkpoint.workspace_id for entry in fork.entries() if entry.HasField("file_checkpoint")} == {
-        second.id
-    }
-
-
 def test_copies_of_snapshots(cog: Client, story: Story, second: Workspace) -> None:
     snapshot = story.workspace.checkpoint("by hand", metadata={"n": 1})
     copy = second.copy_snapshot(snapshot)
@@ -496,6 +497,37 @@ def test_a_workspace_that_is_not_mounted_refuses(cog: Client, story: Story, seco
     assert standing(cog) == before
 
 
+def test_many_at_once(cog: Client, story: Story) -> None:
+    """Of the same id there is one, and each that was answered is whole; in the end the files are those of the point."""
+    parent = story.project.parent
+
+    def fork(name: str, into: str) -> Aside:
+        return Aside(lambda: story.thread.fork("a1", id=name, files=True, into=parent / into))
+
+    same = [fork("same", f"same{number}") for number in range(4)]
+    place = [fork(f"place{number}", "place") for number in range(4)]
+    plain = [Aside(lambda number=number: story.thread.fork("a2", id=f"plain{number}")) for number in range(4)]  # type: ignore[misc]
+    for one in (*same, *place, *plain):
+        one.join()
+    assert all(isinstance(one.result, Fork) for one in plain)
+    assert sum(isinstance(one.result, Fork) for one in same) == 1
+    assert all(isinstance(one.error, ValidationError) for one in same if one.error is not None)
+    made = [one.result for one in place if isinstance(one.result, Fork)]
+    assert made and len({one.workspace_id for one in made}) == 1
+    assert all(isinstance(one.error, AlreadyExists | WorkspaceBusy) for one in place if one.error is not None)
+    for done in (*made, *(one.result for one in same if isinstance(one.result, Fork))):
+        root = Path(os.fsdecode(cog.workspace(id=done.workspace_id).root))
+        assert not differences(describe(root), story.files["m2"], [b"build.log"])
+        check_the_copies(cog, story, done)
+    assert len([path for path in parent.iterdir() if path.name.startswith("same")]) == 1
+    assert {link.thread_id for link in story.thread.refresh().message.forks} == {
+        *(f"plain{number}" for number in range(4)),
+        "same",
+        *(one.id for one in made),
+    }
+    assert not differences(describe(story.project), story.files["now"])
+
+
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
@@ -515,6 +547,8 @@ def test_the_command_line(daemon: Ctl, cog: Client, story: Story) -> None:
     assert not differences(describe(into), story.files["m2"], [b"build.log"])
     assert daemon.json("status", into)["id"] == report["thread"]["workspace_id"]
     assert "thread again: 2 entries" in daemon("fork", "branch", "a1", "--thread", "again", "--files", "--yes")
+    # The end of the fork has files, which are those of a message that it does not have.
+    assert ["[files]" in line for line in daemon("rewind", "plain").splitlines()[1:]] == [True, True]
     daemon.fails("VALIDATION_ERROR", 10, "fork", "chat", "a1", "--thread", "branch")
     daemon.fails("NOT_FOUND", 11, "fork", "chat", "nothing")
     daemon.fails("NOT_FOUND", 11, "fork", "nobody", "a1")

@@ -309,9 +309,12 @@ def _kind(entry: thread_pb2.Entry) -> str:
 
 def _mark(entry: thread_pb2.Entry) -> str:
     """Whether an entry has a checkpoint, for reading."""
-    if not entry.HasField("file_checkpoint"):
+    named = [entry.file_checkpoint] if entry.HasField("file_checkpoint") else []
+    if entry.HasField("file_checkpoint_at"):
+        named.append(entry.file_checkpoint_at)
+    if not named:
         return ""
-    return "[files pruned]" if entry.file_checkpoint.pruned else "[files]"
+    return "[files pruned]" if all(one.pruned for one in named) else "[files]"
 
 
 def _list_branch(context: typer.Context, thread: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from cogfs.fsd.control.checkpoints import Found, checkpoint_at, usable
 from cogfs.fsd.control.copying import copy_of
-from cogfs.fsd.control.errors import CogfsError, invalid
+from cogfs.fsd.control.errors import CogfsError, invalid, show
 from cogfs.fsd.control.newplace import NewPlaces, Spot
 from cogfs.fsd.control.restoration import Fork, Request, Restoration
 from cogfs.fsd.control.standing import shifted
@@ -223,8 +223,15 @@ class Forks:
             known = self._new_places.workspace_at(request.into)
             if known is None:
                 return source, self._new_places.check(request.into, source)
-            return known, None
-        return self._workspace(request.workspace_id or source.id).row(), None
+        else:
+            known = self._workspace(request.workspace_id or source.id).row()
+        if known.new_place is not None:
+            # It may be taken away again.
+            raise CogfsError(
+                Reason.WORKSPACE_BUSY,
+                f"the workspace {show(known.root)} is being made for the fork {known.new_place.thread_id}: try again",
+            )
+        return known, None
 
     def _into(
         self,

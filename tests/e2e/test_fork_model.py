@@ -1,0 +1,39 @@
+"""Random conversations, memories, rewinds, forks and undos in two workspaces, the same ones in each run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.support.fork_machine import ForkMachine
+from tests.support.state_machine import Session
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    made = Session()
+    yield made
+    made.close()
+
+
+@pytest.mark.timeout(600)
+def test_threads_are_what_the_model_says(session: Session) -> None:
+    class Committed(ForkMachine):
+        pass
+
+    Committed.session = session
+    run_state_machine_as_test(
+        Committed,
+        settings=settings(
+            max_examples=20,
+            stateful_step_count=40,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
