@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +26,7 @@ from cogfs.client import (
 from cogfs.fsd.control.holds import overlap
 from cogfs.v1 import common_pb2, run_pb2
 from tests.e2e.support.agents import Agent, agent, program, run_of, wait_for_state
-from tests.e2e.support.site import Aside, Site, kill, site, wait_for
+from tests.e2e.support.site import Aside, Site, State, kill, site, wait_for
 from tests.support.tree import describe, differences
 
 Run = run_pb2.Run
@@ -464,6 +465,27 @@ def test_runs_that_nobody_works_on_are_dropped_with_what_is_cut(story: Story) ->
     assert beside.refresh().state == "paused"
 
 
+def test_the_holder_of_a_paused_run_is_told_that_it_was_dropped(story: Story) -> None:
+    with pytest.raises(RunInterrupted, match="rewound"), story.thread.run() as run:
+        run.pause()
+        story.thread.rewind(story.first, files=True)
+        wait_for("it is told", run.stopped.is_set)
+        with pytest.raises(RunInterrupted, match="rewound"):
+            run.check()
+    assert run.state == "interrupted"
+
+
+def test_force_stops_a_run_that_waits_for_somebody_in_a_tool_call(story: Story) -> None:
+    with story.agent(tool="ask", manner="obedient") as holder:
+        story.cog.run(holder.run_id).pause()
+        assert not story.thread.rewind(story.first, dry_run=True).runs.going
+        with story.unchanged(), pytest.raises(WorkspaceBusy, match="ask"):
+            story.thread.rewind(story.first, files=True)
+        report = story.thread.rewind(story.first, files=True, force=True)
+        assert list(report.runs.interrupted) == [holder.run_id]
+        assert holder.finish() == "interrupted"
+
+
 def test_a_rewind_of_the_conversation_alone_drops_them_too(story: Story) -> None:
     paused = story.thread.run()
     paused.pause()
@@ -527,6 +549,30 @@ def test_a_run_waits_for_a_rewind_and_goes_on_after_the_new_point(patient: Story
         entry = late.append("assistant", "on from here")
     assert entry.parent_id == (story.first if same else "")
     assert story.file.read_text() == "before\n"
+
+
+def test_a_run_waits_while_the_files_are_changed(patient: Story) -> None:
+    """When the rewind has its journal, which is no rewind that was interrupted."""
+    story = patient
+    for number in range(300):
+        (story.here.project / f"made{number}").write_text("x")
+    worker = story.here.worker_pid()
+    rewinding = Aside(lambda: story.thread.rewind(story.first, files=True))
+    try:
+        wait_for("it has begun", lambda: story.workspace.status().state == State.RECOVERING or rewinding.result)
+        os.kill(worker, signal.SIGSTOP)
+        if story.workspace.status().state != State.RECOVERING:
+            pytest.skip("it was over before it could be held up")
+        with pytest.raises(ThreadBusy, match="strategy"):
+            story.thread.run(strategy="reject")
+        waiting = Aside(lambda: story.thread.run(id=f"{story.thread.id}-late"))
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    rewinding.join()
+    waiting.join()
+    assert (rewinding.error, waiting.error) == (None, None)
+    assert story.rewound()
+    story.cog.run(f"{story.thread.id}-late").end()
 
 
 def test_paused_and_lapsed_runs_wait_as_new_ones_do(patient: Story) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from cogfs.client import (
     AlreadyExists,
+    Busy,
     Client,
     CogfsError,
     NotFound,
@@ -24,7 +25,7 @@ from cogfs.client import (
 )
 from cogfs.v1 import run_pb2, run_pb2_grpc, thread_pb2
 from cogfs.v1.reasons import Reason
-from tests.e2e.support.agents import agent, run_of, wait_for_state
+from tests.e2e.support.agents import agent, program, run_of, wait_for_state
 from tests.e2e.support.site import Site, site, wait_for
 
 Run = run_pb2.Run
@@ -170,6 +171,23 @@ def test_a_run_in_another_workspace_than_its_thread_s_takes_its_checkpoints_ther
     assert (second / "there").read_text() == "x"
 
 
+def test_a_workspace_is_not_forgotten_under_a_run(usual: Site, cog: Client) -> None:
+    place = usual.base / "forgotten"
+    place.mkdir()
+    workspace = cog.mount(place, scan=True)
+    with cog.create_thread().run(workspace=workspace) as run:
+        workspace.unmount()
+        with pytest.raises(Busy, match=run.id):
+            workspace.delete()
+        with program("sleep", "1000") as process:
+            run.command(process.pid)
+            run.end()
+            with pytest.raises(Busy, match="sleep"):
+                workspace.delete()
+    wait_for("the command has ended", lambda: not cog.commands())
+    workspace.delete()
+
+
 # --- who holds it -----------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +247,20 @@ def test_a_lease_runs_out_and_is_taken_up_again(usual: Site, cog: Client, thread
         assert taken.state == "ended"
     with pytest.raises(ValidationError, match="ended"):
         taken.renew()
+
+
+def test_who_names_a_run_that_is_held_takes_nothing(usual: Site, cog: Client, thread: Thread) -> None:
+    run = thread.run(durable=True, lease=600, holder="first")
+    again = cog.run(run.id, holder="second")
+    assert again.resume().message.holder == "first"
+    with pytest.raises(ThreadBusy, match="first"), again:
+        pass
+    run.pause()
+    with pytest.raises(ThreadBusy, match="first"):
+        again.renew()
+    assert run.renew().state == "paused"
+    with cog.run(run.id, holder="third") as taken:
+        assert (taken.state, taken.message.holder) == ("going", "third")
 
 
 def test_a_paused_run_needs_no_holder(here: Site) -> None:

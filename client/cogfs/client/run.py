@@ -81,11 +81,12 @@ class Run:
     ) -> None:
         holding, self._holding = self._holding, None
         try:
-            if self.message.state == run_pb2.Run.PAUSED:
-                # It waits for somebody, without a holder.
-                return
             try:
-                self.end()
+                if self.message.state == run_pb2.Run.PAUSED:
+                    # It goes on waiting for somebody, without a holder.
+                    self.refresh()
+                else:
+                    self.end()
             except CogfsError:
                 if error is None:
                     raise

@@ -36,8 +36,9 @@ This page is written by `make generate` from the commands themselves.
 
 Fields have the names of the API (`cogfs.v1`), and all of them are there. 64-bit numbers are numbers, timestamps RFC
 3339 in UTC, durations in seconds (`"90s"`), values of enums their names in lower case, hashes hexadecimal; what is
-unset is `null`. Lists are under a name: `workspaces`, `snapshots`, `threads`, `entries`, `handles`, `files`. A
-message's document is its entry.
+unset is `null`. Lists are under a name: `workspaces`, `snapshots`, `threads`, `entries`, `handles`, `files`, `runs`,
+`commands`. A message's document is its entry; that of `exec` is the command, with `exit_code`, and `pids` are those
+that it left.
 
 ### Names of files
 
@@ -50,6 +51,8 @@ as an argument is taken as it is, without escapes.
 A path of a file in a snapshot is below the root of its workspace, wherever you are (`src/main.py`), or absolute.
 
 ## Exit codes
+
+`cogfsctl exec` passes on the exit code of its command, once that was started.
 """
 
 

@@ -130,7 +130,7 @@ class WorkspaceServiceServicer:
 
     def DeleteWorkspace(self, request, context):
         """Forgets a workspace that is not mounted, with its snapshots; its files stay. NOT_FOUND: no such workspace. BUSY: it
-        is mounted, or a thread names it.
+        is mounted, a thread names it, or a run or a command goes on in it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,7 +61,7 @@ class WorkspaceServiceStub:
     """All of them, in the order in which they were registered."""
     DeleteWorkspace: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.DeleteWorkspaceRequest, _workspace_pb2.DeleteWorkspaceResponse]
     """Forgets a workspace that is not mounted, with its snapshots; its files stay. NOT_FOUND: no such workspace. BUSY: it
-    is mounted, or a thread names it.
+    is mounted, a thread names it, or a run or a command goes on in it.
     """
     ListHandles: _grpc.UnaryUnaryMultiCallable[_workspace_pb2.ListHandlesRequest, _workspace_pb2.ListHandlesResponse]
     """The open files of a mounted workspace; of a scanned one those that /proc tells of. NOT_FOUND: no such workspace.
@@ -101,7 +101,7 @@ class WorkspaceServiceAsyncStub(WorkspaceServiceStub):
     """All of them, in the order in which they were registered."""
     DeleteWorkspace: _aio.UnaryUnaryMultiCallable[_workspace_pb2.DeleteWorkspaceRequest, _workspace_pb2.DeleteWorkspaceResponse]  # type: ignore[assignment]
     """Forgets a workspace that is not mounted, with its snapshots; its files stay. NOT_FOUND: no such workspace. BUSY: it
-    is mounted, or a thread names it.
+    is mounted, a thread names it, or a run or a command goes on in it.
     """
     ListHandles: _aio.UnaryUnaryMultiCallable[_workspace_pb2.ListHandlesRequest, _workspace_pb2.ListHandlesResponse]  # type: ignore[assignment]
     """The open files of a mounted workspace; of a scanned one those that /proc tells of. NOT_FOUND: no such workspace.
@@ -174,7 +174,7 @@ class WorkspaceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_workspace_pb2.DeleteWorkspaceResponse, _abc.Awaitable[_workspace_pb2.DeleteWorkspaceResponse]]:
         """Forgets a workspace that is not mounted, with its snapshots; its files stay. NOT_FOUND: no such workspace. BUSY: it
-        is mounted, or a thread names it.
+        is mounted, a thread names it, or a run or a command goes on in it.
         """
 
     @_abc_1.abstractmethod

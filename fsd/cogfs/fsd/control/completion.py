@@ -23,7 +23,7 @@ from cogfs.fsd.control.planner import Plan, Planner, find, patched, same_content
 from cogfs.fsd.control.ports import Link
 from cogfs.fsd.control.recheck import Moved, Recheck
 from cogfs.fsd.control.rules import Rules
-from cogfs.fsd.control.runs import REWOUND, drop
+from cogfs.fsd.control.runstates import REWOUND, drop
 from cogfs.fsd.control.standing import move_leaf
 from cogfs.fsd.control.syscalls import syncfs
 from cogfs.fsd.control.workspace import Workspace

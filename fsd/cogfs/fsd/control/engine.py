@@ -10,6 +10,7 @@ from cogfs.fsd.control.ahead import AheadThread
 from cogfs.fsd.control.background import lower_priority
 from cogfs.fsd.control.commands import Commands
 from cogfs.fsd.control.completion import Completion
+from cogfs.fsd.control.holders import Holders
 from cogfs.fsd.control.holds import Holds
 from cogfs.fsd.control.passage import Passages
 from cogfs.fsd.control.patience import Patience
@@ -39,7 +40,8 @@ class Engine:
         self._workspaces: dict[str, Workspace] = {}
         self._lock = threading.Lock()
         self._holds = Holds()
-        self.runs = Runs(store, self._holds, patience)
+        self.holders = Holders(store, self._holds, patience)
+        self.runs = Runs(store, self._holds, self.holders)
         self.commands = Commands(store, self._holds)
         self.passages = Passages(store, self._holds, self.runs, self.commands, patience)
         self.threads = Threads(store, self.workspace, self.passages)
@@ -69,7 +71,7 @@ class Engine:
             if reason != link.welcome.read_only:
                 workspace.set_read_only(reason)
         # The restore that was finished may have dropped some.
-        self.runs.refresh()
+        self.holders.refresh()
 
     def detach(self, workspace_id: str) -> None:
         """The worker is gone. Idempotent; never waits for the worker."""
@@ -88,7 +90,7 @@ class Engine:
             if link is None:
                 workspace.sealer.serve_bare(workspace.row().root)
             Completion(workspace).recover(link)
-        self.runs.refresh()
+        self.holders.refresh()
 
     def settle(self, workspace_id: str) -> None:
         """Hand over what is dirty before an orderly unmount."""
@@ -110,7 +112,7 @@ class Engine:
     def stopping(self) -> None:
         """Runs and commands go on, and are taken up by the next daemon; nobody waits for this one."""
         self._holds.close()
-        self.runs.close()
+        self.holders.close()
         self.commands.close()
 
     def close(self) -> None:

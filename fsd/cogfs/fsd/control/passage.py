@@ -21,7 +21,8 @@ from cogfs.fsd.control.commands import Commands, Running
 from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, invalid
 from cogfs.fsd.control.holds import Holds, overlap
 from cogfs.fsd.control.patience import Patience
-from cogfs.fsd.control.runs import OVER, Runs, Standing
+from cogfs.fsd.control.runs import Runs, Standing
+from cogfs.fsd.control.runstates import OVER
 from cogfs.store.errors import NotFound
 from cogfs.store.schema import RunKind, RunState, ToolCallRow
 from cogfs.store.store import Store
@@ -221,7 +222,10 @@ class Passages:
             passage = Passage(
                 self, stack, dry_run, force, calling_run, Reason.THREAD_BUSY, Reason.WORKSPACE_BUSY, of_runs=True
             )
-            return passage.pass_through(lambda dry: attempt(passage, dry))
+            done = passage.pass_through(lambda dry: attempt(passage, dry))
+        # It may have dropped runs whose holders are there.
+        self._runs.refresh()
+        return done
 
     def undo(
         self, thread_id: str, attempt: Callable[[Passage, bool], Outcome], *, dry_run: bool, force: bool
@@ -297,6 +301,10 @@ class Passages:
         why = "a rewind makes way for itself"
         leased = [one.row.id for one in found.going if root is not None and one.row.kind is RunKind.DURABLE]
         others = [one.row.id for one in found.going if one.row.id not in leased]
+        if of_runs:
+            # Of a run that waits for somebody in the middle of a tool call.
+            calling = dict.fromkeys(call.run_id for call in found.tool_calls)
+            others += [one for one in calling if one not in (*others, *leased) and not self._runs.is_over(one)]
         _log.info("making way", thread=thread_id, runs=others, leased=leased, commands=len(found.commands))
         if others:
             self._runs.interrupt(others, why)

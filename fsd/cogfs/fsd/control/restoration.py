@@ -27,7 +27,7 @@ from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import same_stat
 from cogfs.fsd.control.report import restore_report
 from cogfs.fsd.control.rules import Rules
-from cogfs.fsd.control.runs import REWOUND, drop
+from cogfs.fsd.control.runstates import REWOUND, drop
 from cogfs.fsd.control.standing import move_leaf
 from cogfs.fsd.control.users import as_busy, names, open_handles
 from cogfs.fsd.control.workspace import Current, Workspace

@@ -1,45 +1,30 @@
 """Runs and their tool calls: how they begin, are held, told to stop, and end.
 
-The rows are the truth; in memory is only who is there to hold them (``presence``). Everything is within the lock of
+The rows are the truth; in memory is only who is there to hold them (``holders``). Everything is within the lock of
 ``holds``. Knows neither files nor conversations, and not what a rewind does.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
-import structlog
 
 from cogfs.fsd.control.errors import CogfsError, invalid
-from cogfs.fsd.control.holds import Holds, stopping
-from cogfs.fsd.control.patience import Patience
-from cogfs.fsd.control.presence import Holder, Told, Watch
-from cogfs.store.errors import NotFound, StoreError
+from cogfs.fsd.control.holders import Holders
+from cogfs.fsd.control.holds import Holds
+from cogfs.fsd.control.runstates import OVER, drop, forget_oldest, over, refuse_over
+from cogfs.store.errors import NotFound
 from cogfs.store.ids import new_id
-from cogfs.store.rows import Reader, Writer
+from cogfs.store.rows import Reader
 from cogfs.store.schema import PolicyRow, RunKind, RunRow, RunState, RunStrategy, ToolCallRow
 from cogfs.store.store import Store
 from cogfs.v1.reasons import Reason
 
-_log = structlog.get_logger(__name__)
-
 #: Runs that go on at the same time, and tool calls of one.
 _MAX = 1000
-#: Runs that are over and still known.
-_REMEMBERED = 200
-#: Seconds between two looks for holders that are late, at the most.
-_LOOK = 60.0
-
-OVER = frozenset({RunState.ENDED, RunState.INTERRUPTED})
-
-_GONE = "the connection of its holder ended"
-#: Why a rewind drops a run.
-REWOUND = "the conversation was rewound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,57 +54,15 @@ class Standing:
     lease_until_ns: int
 
 
-def refuse_over(row: RunRow) -> None:
-    """RUN_INTERRUPTED or VALIDATION_ERROR for a run that cannot go on."""
-    if row.state is RunState.ENDED:
-        raise invalid(f"the run {row.id} has ended")
-    if row.state is RunState.INTERRUPTED or row.stopping:
-        raise CogfsError(Reason.RUN_INTERRUPTED, f"the run {row.id} was stopped: {row.why}", why=row.why)
-    if row.state is RunState.LAPSED:
-        why = "its lease ran out"
-        raise CogfsError(Reason.RUN_INTERRUPTED, f"the run {row.id} was stopped: {why}; renew it to go on", why=why)
-
-
-def drop(writer: Writer, run_ids: Iterable[str], why: str) -> None:
-    """Make runs INTERRUPTED, in a transaction with what that is for. Those that are over or unknown are left."""
-    for run_id in run_ids:
-        with suppress(NotFound):
-            row = writer.run(run_id)
-            if row.state not in OVER:
-                writer.put_run(_over(row, RunState.INTERRUPTED, why))
-
-
-def _over(row: RunRow, state: RunState, why: str) -> RunRow:
-    return msgspec.structs.replace(row, state=state, why=why, stopping=False, ended_ns=time.time_ns())
-
-
 class Runs:
     """All runs of the store. Safe from any thread."""
 
-    def __init__(self, store: Store, holds: Holds, patience: Patience) -> None:
-        """Those that went on when the daemon before ended go on, and their holders have the grace to come back."""
+    def __init__(self, store: Store, holds: Holds, holders: Holders) -> None:
+        """Those that went on when the daemon before ended go on."""
         self._store = store
         self._holds = holds
         self._lock = holds.changed
-        self._patience = patience
-        self._holders: dict[str, Holder] = {}
-        with store.read() as reader:
-            busy = {call.run_id for call in reader.tool_calls()}
-            for row in reader.runs():
-                if row.state is RunState.GOING or row.id in busy:
-                    holder = self._holders.setdefault(row.id, Holder())
-                    holder.give(max(patience.grace, row.lease_ns / 1e9 if row.kind is RunKind.DURABLE else 0))
-        self._thread = threading.Thread(target=self._look_for_late, name="runs", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """The daemon stops, and holders are to come back to the next one. ``holds`` is closed already."""
-        with self._lock:
-            for holder in self._holders.values():
-                for watch in holder.watches:
-                    watch.wake()
-            self._lock.notify_all()
-        self._thread.join()
+        self._holders = holders
 
     # --- beginning and ending -----------------------------------------------------------------------------------------
 
@@ -136,6 +79,7 @@ class Runs:
         with self._holds.admitted(thread.id, root, _still(wanted), _rejection(new.strategy)):
             with self._store.write(objects=False) as writer:
                 self._check_new(writer, new)
+                _refuse_unfinished(writer, thread.id)
                 row = RunRow(
                     id=new.run_id or new_id("run"),
                     thread_id=thread.id,
@@ -152,7 +96,7 @@ class Runs:
                     checkpoints=new.checkpoints,
                 )
                 writer.put_run(row)
-            self._expect(row)
+            self._holders.expect(row)
             return self._standing(row, ())
 
     def _check_new(self, reader: Reader, new: NewRun) -> None:
@@ -160,12 +104,6 @@ class Runs:
         workspace_id = new.workspace_id or thread.workspace_id
         if workspace_id:
             reader.workspace(workspace_id)
-        for journal in reader.journals():
-            if journal.thread is not None and journal.thread.id == thread.id:
-                raise CogfsError(
-                    Reason.THREAD_BUSY,
-                    "a rewind of the thread was interrupted and is not finished: run cogfsctl mount to finish it",
-                )
         if new.run_id and reader.has_run(new.run_id):
             raise CogfsError(Reason.ALREADY_EXISTS, f"there is a run {new.run_id} already")
         if new.parent_run_id:
@@ -177,15 +115,6 @@ class Runs:
         if sum(row.state not in OVER for row in reader.runs()) >= _MAX:
             raise CogfsError(Reason.UNAVAILABLE, f"{_MAX:,} runs go on already: end some of them")
 
-    def _expect(self, row: RunRow) -> None:
-        """The time of its holder begins."""
-        holder = self._holders.setdefault(row.id, Holder())
-        if row.kind is RunKind.DURABLE:
-            holder.give(row.lease_ns / 1e9)
-        elif not holder.watches:
-            holder.give(self._patience.grace)
-        self._lock.notify_all()
-
     def renew(self, run_id: str, holder: str, wanted: Callable[[], bool]) -> Standing:
         """Begin the lease anew; take the run up again when it has run out. The errors are those of RenewRun."""
 
@@ -195,7 +124,7 @@ class Runs:
                 raise invalid(f"the run {run_id} is plain, and has no lease: its holder's connection holds it")
             if row.state is not RunState.LAPSED:
                 refuse_over(row)
-                if holder and holder != row.holder and self._leased(run_id):
+                if holder and holder != row.holder and self._holders.leased(run_id):
                     raise CogfsError(
                         Reason.THREAD_BUSY,
                         f"{row.holder or 'another'} holds the run {run_id} until the lease ends",
@@ -207,9 +136,9 @@ class Runs:
                 row = check(reader)
             if row.state is not RunState.LAPSED and holder in ("", row.holder):
                 # Nothing of it changes but the time, which is in memory.
-                self._expect(row)
+                self._holders.expect(row)
                 return self._standing(row)
-        return self._go_on(row, check, holder, wanted)
+        return self._go_on(row, check, holder, wanted, RunState.GOING if row.state is RunState.LAPSED else row.state)
 
     def resume(self, run_id: str, holder: str, wanted: Callable[[], bool]) -> Standing:
         """Let a paused run go on. The errors are those of ResumeRun."""
@@ -219,12 +148,20 @@ class Runs:
             refuse_over(row)
             return row
 
-        with self._store.read() as reader:
-            row = check(reader)
-        return self._go_on(row, check, holder, wanted)
+        with self._lock:
+            with self._store.read() as reader:
+                row = check(reader)
+            if row.state is RunState.GOING:
+                return self._standing(row)
+        return self._go_on(row, check, holder, wanted, RunState.GOING)
 
     def _go_on(
-        self, row: RunRow, check: Callable[[Reader], RunRow], holder: str, wanted: Callable[[], bool]
+        self,
+        row: RunRow,
+        check: Callable[[Reader], RunRow],
+        holder: str,
+        wanted: Callable[[], bool],
+        state: RunState,
     ) -> Standing:
         with self._store.read() as reader:
             root = reader.workspace(row.workspace_id).root if row.workspace_id else None
@@ -238,10 +175,11 @@ class Runs:
         with self._holds.admitted(row.thread_id, root, wait, _rejection(row.strategy)):
             with self._store.write(objects=False) as writer:
                 before = check(writer)
-                row = msgspec.structs.replace(before, state=RunState.GOING, holder=holder or before.holder)
+                _refuse_unfinished(writer, row.thread_id)
+                row = msgspec.structs.replace(before, state=state, holder=holder or before.holder)
                 if row != before:
                     writer.put_run(row)
-            self._expect(row)
+            self._holders.expect(row)
             return self._standing(row)
 
     def pause(self, run_id: str) -> Standing:
@@ -253,9 +191,8 @@ class Runs:
                 row = msgspec.structs.replace(row, state=RunState.PAUSED)
                 writer.put_run(row)
                 calls = writer.tool_calls(run_id)
-            holder = self._holders.get(run_id)
-            if holder is not None and row.kind is RunKind.PLAIN and not calls:
-                holder.deadline = None
+            if row.kind is RunKind.PLAIN and not calls:
+                self._holders.need_none(run_id)
             return self._standing(row)
 
     def end(self, run_id: str) -> Standing:
@@ -264,10 +201,10 @@ class Runs:
             with self._store.write(objects=False) as writer:
                 row = writer.run(run_id)
                 if row.state not in OVER:
-                    row = _over(row, RunState.INTERRUPTED if row.stopping else RunState.ENDED, row.why)
+                    row = over(row, RunState.INTERRUPTED if row.stopping else RunState.ENDED, row.why)
                     writer.put_run(row)
-                    _forget_oldest(writer)
-            self._tell(row)
+                    forget_oldest(writer)
+            self._holders.tell(row)
             return self._standing(row)
 
     # --- being told to stop -------------------------------------------------------------------------------------------
@@ -284,8 +221,8 @@ class Runs:
                         break
                     ids |= below
                 drop(writer, sorted(ids), why)
-                _forget_oldest(writer)
-            self.refresh()
+                forget_oldest(writer)
+            self._holders.refresh()
 
     def ask_to_stop(self, run_ids: Iterable[str], why: str) -> None:
         """Holders of leases are told to stop. No lease is renewed any more, and none is broken."""
@@ -295,34 +232,16 @@ class Runs:
                     row = writer.run(run_id)
                     if row.state is RunState.GOING and not row.stopping:
                         writer.put_run(msgspec.structs.replace(row, stopping=True, why=why))
-            self.refresh()
+            self._holders.refresh()
 
     def refresh(self) -> None:
-        """Tell holders what the rows say: somebody else may have written them."""
-        with self._lock:
-            with self._store.read() as reader:
-                rows = [reader.run(run_id) for run_id in self._holders if reader.has_run(run_id)]
-            for row in rows:
-                if row.state in OVER or row.stopping:
-                    self._tell(row)
-            self._lock.notify_all()
+        """Tell holders what the rows say, after somebody else has written them."""
+        self._holders.refresh()
 
-    def _tell(self, row: RunRow) -> None:
-        holder = self._holders.get(row.id)
-        if holder is None:
-            return
-        if row.state not in OVER:
-            holder.tell(Told(row.why))
-            return
+    def is_over(self, run_id: str) -> bool:
+        """It has ended, was stopped, or is not known any more."""
         with self._store.read() as reader:
-            going = bool(reader.tool_calls(row.id))
-        if going:
-            # Its holder stays, so that they are known to go on.
-            holder.tell(Told(row.why))
-        else:
-            holder.tell(Told(row.why, over=True))
-            del self._holders[row.id]
-        self._lock.notify_all()
+            return not reader.has_run(run_id) or reader.run(run_id).state in OVER
 
     # --- tool calls ---------------------------------------------------------------------------------------------------
 
@@ -365,93 +284,8 @@ class Runs:
                     raise NotFound(f"no tool call {tool_call_id} of run {run_id} goes on")
                 writer.delete_tool_call(run_id, tool_call_id)
             if row.state in OVER:
-                self._tell(row)
+                self._holders.tell(row)
             self._lock.notify_all()
-
-    # --- holders ------------------------------------------------------------------------------------------------------
-
-    def watch(self, run_id: str) -> Watch:
-        """A stream of the holder, to be given to ``unwatch``. NotFound."""
-        with self._lock:
-            self.refuse_stopping()
-            with self._store.read() as reader:
-                row = reader.run(run_id)
-            watch = Watch(run_id)
-            holder = self._holders.setdefault(run_id, Holder())
-            holder.watches.append(watch)
-            if row.kind is RunKind.PLAIN:
-                holder.deadline = None
-            if row.state in OVER or row.stopping:
-                self._tell(row)
-            return watch
-
-    def refuse_stopping(self) -> None:
-        """UNAVAILABLE when the daemon stops: the holder is to open a stream of the next one."""
-        if self._holds.closed:
-            raise stopping()
-
-    def unwatch(self, watch: Watch) -> None:
-        """The stream ended. A PLAIN run is over with its last one, unless the daemon itself stops."""
-        with self._lock:
-            holder = self._holders.get(watch.run_id)
-            if holder is None or self._holds.closed:
-                return
-            holder.watches.remove(watch)
-            if not holder.watches and (holder.deadline is None or holder.late):
-                self._gone(watch.run_id)
-
-    def _leased(self, run_id: str) -> bool:
-        holder = self._holders.get(run_id)
-        return holder is not None and holder.deadline is not None and not holder.late
-
-    def _gone(self, run_id: str) -> None:
-        """Nobody holds it any more: no stream is open, and no lease runs."""
-        holder = self._holders.pop(run_id, None)
-        over: RunRow | None = None
-        with self._store.write(objects=False) as writer:
-            with suppress(NotFound):
-                row = writer.run(run_id)
-                if row.state is RunState.GOING and row.kind is RunKind.DURABLE and not row.stopping:
-                    over = msgspec.structs.replace(row, state=RunState.LAPSED)
-                elif row.state is RunState.GOING:
-                    over = _over(row, RunState.INTERRUPTED, row.why or _GONE)
-                if over is not None:
-                    writer.put_run(over)
-                    _log.info("a run has lost its holder", run=run_id, thread=row.thread_id, state=over.state.name)
-            for call in writer.tool_calls(run_id):
-                writer.delete_tool_call(run_id, call.id)
-            _forget_oldest(writer)
-        if holder is not None and over is not None and over.state in OVER:
-            holder.tell(Told(over.why, over=True))
-        self._lock.notify_all()
-
-    def _look_for_late(self) -> None:
-        with self._lock:
-            while not self._holds.closed:
-                for run_id, holder in list(self._holders.items()):
-                    if holder.late:
-                        self._late(run_id, holder)
-                deadlines = [one.deadline for one in self._holders.values() if one.deadline is not None]
-                left = min(deadlines) - time.monotonic() if deadlines else _LOOK
-                self._lock.wait(min(max(left, 0.05), _LOOK))
-
-    def _late(self, run_id: str, holder: Holder) -> None:
-        if holder.watches:
-            # Its process is there, so a tool call of it may be too; but the lease has run out.
-            with self._store.write(objects=False) as writer, suppress(NotFound):
-                row = writer.run(run_id)
-                if row.state is RunState.GOING:
-                    lapsed = msgspec.structs.replace(row, state=RunState.LAPSED)
-                    writer.put_run(_over(row, RunState.INTERRUPTED, row.why) if row.stopping else lapsed)
-            holder.deadline = None
-            self.refresh()
-            return
-        try:
-            self._gone(run_id)
-        except StoreError as error:
-            _log.warning("the end of a run cannot be written down", run=run_id, error=str(error))
-            self._holders[run_id] = holder
-            holder.give(1.0)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -476,9 +310,18 @@ class Runs:
         if calls is None:
             with self._store.read() as reader:
                 calls = tuple(reader.tool_calls(row.id))
-        holder = self._holders.get(row.id)
-        leased = row.kind is RunKind.DURABLE and row.state not in OVER and holder is not None
-        return Standing(row, calls, holder.until_ns() if leased and holder is not None else 0)
+        leased = row.kind is RunKind.DURABLE and row.state not in OVER
+        return Standing(row, calls, self._holders.lease_until_ns(row.id) if leased else 0)
+
+
+def _refuse_unfinished(reader: Reader, thread_id: str) -> None:
+    """Of a rewind that is under way, and so holds the thread, this says nothing: that is waited for."""
+    for journal in reader.journals():
+        if journal.thread is not None and journal.thread.id == thread_id:
+            raise CogfsError(
+                Reason.THREAD_BUSY,
+                "a rewind of the thread was interrupted and is not finished: run cogfsctl mount to finish it",
+            )
 
 
 def _still(wanted: Callable[[], bool]) -> Callable[[], None]:
@@ -497,13 +340,3 @@ def _rejection(strategy: RunStrategy) -> CogfsError | None:
     return CogfsError(
         Reason.THREAD_BUSY, "a rewind or a restore is under way, and the run's strategy is not to wait for it"
     )
-
-
-def _forget_oldest(writer: Writer) -> None:
-    """Of the runs that are over only the last ones stay."""
-    over = [row for row in writer.runs() if row.state in OVER]
-    busy = {call.run_id for call in writer.tool_calls()}
-    over.sort(key=lambda row: row.ended_ns)
-    for row in over[: max(0, len(over) - _REMEMBERED)]:
-        if row.id not in busy:
-            writer.delete_run(row.id)

@@ -20,7 +20,7 @@ from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.passage import NO_RUNS, Passage, Passages, RunsReport
 from cogfs.fsd.control.policies import Effective, effective
 from cogfs.fsd.control.restoration import Request, Restoration
-from cogfs.fsd.control.runs import REWOUND, drop, refuse_over
+from cogfs.fsd.control.runstates import REWOUND, drop, refuse_over
 from cogfs.fsd.control.standing import NO_SHIFT, Shift, move_leaf, shift
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.errors import NotFound
@@ -150,9 +150,10 @@ class Threads:
 
     def append(self, draft: Draft) -> tuple[EntryRow, str]:
         """Add an entry after the active leaf; also why its checkpoint, where one was due, is missing."""
-        with self._store.read() as reader:
+        if draft.run_id:
             # A run that was stopped is told so at once, and not after the rewind that stopped it.
-            of_run(reader, draft)
+            with self._store.read() as reader:
+                of_run(reader, draft)
         with self.lock(draft.thread_id):
             with self._store.read() as reader:
                 thread = reader.thread(draft.thread_id)

@@ -10,7 +10,8 @@ from google.protobuf.duration_pb2 import Duration
 from cogfs.fsd.control.commands import Running
 from cogfs.fsd.control.engine import Engine
 from cogfs.fsd.control.errors import invalid
-from cogfs.fsd.control.runs import OVER, NewRun, Standing, refuse_over
+from cogfs.fsd.control.runs import NewRun, Standing
+from cogfs.fsd.control.runstates import OVER, refuse_over
 from cogfs.fsd.control.services.convert import (
     DEFAULT_PAGE,
     checked_agent,
@@ -36,6 +37,7 @@ class RunService(run_pb2_grpc.RunServiceServicer):
     def __init__(self, store: Store, engine: Engine) -> None:
         self._store = store
         self._runs = engine.runs
+        self._holders = engine.holders
         self._commands = engine.commands
 
     def StartRun(self, request: run_pb2.StartRunRequest, context: grpc.ServicerContext) -> run_pb2.Run:
@@ -150,7 +152,7 @@ class RunService(run_pb2_grpc.RunServiceServicer):
         return run_pb2.ListCommandsResponse(commands=[_command_message(one) for one in found])
 
     def WatchRun(self, request: run_pb2.WatchRunRequest, context: grpc.ServicerContext) -> Iterator[run_pb2.RunEvent]:
-        watch = self._runs.watch(required(request.run_id, "run_id"))
+        watch = self._holders.watch(required(request.run_id, "run_id"))
         try:
             # It fails when the call has ended already.
             if not context.add_callback(watch.wake):
@@ -158,7 +160,7 @@ class RunService(run_pb2_grpc.RunServiceServicer):
             yield run_pb2.RunEvent(kind=run_pb2.RunEvent.HELD)
             while context.is_active():
                 told = watch.next(_LOOK)
-                self._runs.refuse_stopping()
+                self._holders.refuse_stopping()
                 if told is None:
                     continue
                 if told.why or not told.over:
@@ -167,7 +169,7 @@ class RunService(run_pb2_grpc.RunServiceServicer):
                     yield run_pb2.RunEvent(kind=run_pb2.RunEvent.ENDED, why=told.why)
                     return
         finally:
-            self._runs.unwatch(watch)
+            self._holders.unwatch(watch)
 
 
 def _lease(kind: RunKind, request: run_pb2.StartRunRequest) -> int:

@@ -11,6 +11,7 @@ from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Workspaces
 from cogfs.fsd.control.registry import Registry
 from cogfs.fsd.control.report import busy_messages
+from cogfs.fsd.control.runstates import OVER
 from cogfs.fsd.control.services.convert import (
     checked_globs,
     checked_retention,
@@ -119,6 +120,12 @@ class WorkspaceService(workspace_pb2_grpc.WorkspaceServiceServicer):
                             f"the thread {thread.id} works in {show(row.root)}, whose snapshots it names",
                             thread_id=thread.id,
                         )
+                for run in writer.runs():
+                    if run.workspace_id == row.id and run.state not in OVER:
+                        raise CogfsError(Reason.BUSY, f"the run {run.id} works in {show(row.root)}", run_id=run.id)
+                for command in writer.commands():
+                    if command.workspace_id == row.id:
+                        raise CogfsError(Reason.BUSY, f"the command {command.command!r} runs in {show(row.root)}")
                 writer.delete_workspace(row.id)
             self._engine.forget(row.id)
         return workspace_pb2.DeleteWorkspaceResponse()
