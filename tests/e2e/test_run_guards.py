@@ -24,7 +24,7 @@ from cogfs.client import (
     WorkspaceBusy,
 )
 from cogfs.fsd.control.holds import overlap
-from cogfs.v1 import common_pb2, run_pb2
+from cogfs.v1 import common_pb2, run_pb2, thread_pb2
 from tests.e2e.support.agents import Agent, agent, program, run_of, wait_for_state
 from tests.e2e.support.site import Aside, Site, State, kill, site, wait_for
 from tests.support.tree import describe, differences
@@ -637,3 +637,62 @@ def test_a_caller_that_goes_while_it_waits_begins_no_run(patient: Story) -> None
         waiting.join()
     with pytest.raises(CogfsError, match="no run"):
         run_of(story.cog, "never")
+
+
+# --- forks and ends of threads ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_a_run_in_the_thread_refuses_a_fork(story: Story, files: bool) -> None:
+    threads = {thread.id for thread in story.cog.threads()}
+    with story.thread.run() as run:
+        with story.unchanged():
+            plan = story.thread.fork(story.first, files=files, dry_run=True)
+            assert isinstance(plan, thread_pb2.ForkThreadReport)
+            assert list(plan.runs.going) == [run.id]
+            assert plan.files.restore.busy is files
+            with pytest.raises(ThreadBusy, match=run.id) as refused:
+                story.thread.fork(story.first, files=files)
+            assert held_by(refused.value) == [("RUN", run.id)]
+        assert {thread.id for thread in story.cog.threads()} == threads
+        run.check()
+    assert story.thread.fork(story.first, files=files).message.forked_from.entry_id == story.first
+
+
+def test_another_thread_s_tool_call_refuses_a_fork_into_its_workspace_alone(story: Story) -> None:
+    with story.other.run() as run, run.tool_call("shell"):
+        with story.unchanged(), pytest.raises(WorkspaceBusy, match=run.id):
+            story.thread.fork(story.first, files=True)
+        into = story.here.base / "of the fork"
+        fork = story.thread.fork(story.first, files=True, into=into)
+        assert (into / "file").read_text() == "before\n"
+        story.cog.workspace(into).unmount()
+        assert fork.report.files.restore.restored
+        run.check()
+
+
+def test_force_stops_the_runs_of_a_thread_for_its_fork(story: Story) -> None:
+    with story.agent(manner="obedient") as holder:
+        into = story.here.base / "forced fork"
+        fork = story.thread.fork(story.first, files=True, into=into, force=True)
+        assert list(fork.report.runs.interrupted) == [holder.run_id]
+        assert holder.finish() == "interrupted"
+        story.cog.workspace(into).unmount()
+
+
+def test_nothing_is_stopped_for_a_fork_that_cannot_be_made(story: Story) -> None:
+    with story.thread.run() as run:
+        with story.unchanged(), pytest.raises(ValidationError, match="already"):
+            story.thread.fork(story.first, id=story.other.id, files=True, force=True)
+        run.check()
+
+
+def test_a_thread_is_not_deleted_under_its_run(story: Story) -> None:
+    thread = story.cog.create_thread("ends")
+    with thread.run() as run, pytest.raises(ThreadBusy, match=run.id):
+        thread.delete()
+    paused = thread.run(durable=True)
+    paused.__enter__()
+    paused.pause()
+    thread.delete()
+    assert run_of(story.cog, paused.id).state == Run.INTERRUPTED

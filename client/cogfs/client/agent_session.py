@@ -317,7 +317,10 @@ class AgentSession:
             for one in restore.busy_by
             if _blocks(common_pb2.BusyBy.Kind.Name(one.kind), common_pb2.BusyBy.Access.Name(one.access))
         ]
-        return _Done(message, report, root), _in_the_way(users) if dry_run and restore.busy else ""
+        # Without files nothing but the thread's own runs is in the way.
+        going = report.runs.going if not files else ()
+        users += [f"the run {run_id}" for run_id in going]
+        return _Done(message, report, root), _in_the_way(users) if dry_run and (restore.busy or going) else ""
 
     def _message(self, message_id: str) -> thread_pb2.Entry:
         """The user message with this id. ValidationError when it is none, or another session's."""

@@ -1046,6 +1046,7 @@ class ForkThreadReport(_message.Message):
     MEMORIES_COPIED_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     WORKSPACE_MADE_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     dry_run: _builtins.bool
     source_thread_id: _builtins.str
     at_entry_id: _builtins.str
@@ -1065,6 +1066,10 @@ class ForkThreadReport(_message.Message):
     def files(self) -> Global___RewindFilesReport:
         """Unset when files were not asked for."""
 
+    @_builtins.property
+    def runs(self) -> Global___RunsReport:
+        """Runs that go on in the thread that is forked, or in the workspace; with `force`, those that were stopped."""
+
     def __init__(
         self,
         *,
@@ -1077,10 +1082,11 @@ class ForkThreadReport(_message.Message):
         memories_copied: _builtins.int = ...,
         files: Global___RewindFilesReport | None = ...,
         workspace_made: _builtins.bytes = ...,
+        runs: Global___RunsReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "thread", b"thread"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "runs", b"runs", "thread", b"thread"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_entry_id", b"at_entry_id", "dry_run", b"dry_run", "entries_copied", b"entries_copied", "files", b"files", "memories_copied", b"memories_copied", "snapshots_copied", b"snapshots_copied", "source_thread_id", b"source_thread_id", "thread", b"thread", "workspace_made", b"workspace_made"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_entry_id", b"at_entry_id", "dry_run", b"dry_run", "entries_copied", b"entries_copied", "files", b"files", "memories_copied", b"memories_copied", "runs", b"runs", "snapshots_copied", b"snapshots_copied", "source_thread_id", b"source_thread_id", "thread", b"thread", "workspace_made", b"workspace_made"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

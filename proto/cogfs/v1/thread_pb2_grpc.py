@@ -219,9 +219,8 @@ class ThreadServiceServicer:
         interrupted fork had made is taken back. NOT_FOUND: no such thread, entry or workspace. VALIDATION_ERROR: the new
         id is taken; without `files`, a workspace is named; with `files`, no checkpoint stands at or before the entry, it
         was pruned or has failed, the thread did not run in `source_workspace_id`, there is no workspace, or the directory
-        `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY: as AppendEntry.
-        WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot, and with
-        `into` as Mount.
+        `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY and
+        WORKSPACE_BUSY: as Rewind, and `force` as there. Else, with `files`, as RestoreSnapshot, and with `into` as Mount.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -245,8 +244,9 @@ class ThreadServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteThread(self, request, context):
-        """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it. NOT_FOUND:
-        no such thread. THREAD_BUSY: as AppendEntry.
+        """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it; runs of it
+        that are paused or lapsed are INTERRUPTED. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry, or a run goes on
+        in it ("busy_by").
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

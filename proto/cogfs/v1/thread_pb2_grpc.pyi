@@ -94,9 +94,8 @@ class ThreadServiceStub:
     interrupted fork had made is taken back. NOT_FOUND: no such thread, entry or workspace. VALIDATION_ERROR: the new
     id is taken; without `files`, a workspace is named; with `files`, no checkpoint stands at or before the entry, it
     was pruned or has failed, the thread did not run in `source_workspace_id`, there is no workspace, or the directory
-    `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY: as AppendEntry.
-    WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot, and with
-    `into` as Mount.
+    `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY and
+    WORKSPACE_BUSY: as Rewind, and `force` as there. Else, with `files`, as RestoreSnapshot, and with `into` as Mount.
     """
     PutMemory: _grpc.UnaryUnaryMultiCallable[_thread_pb2.PutMemoryRequest, _thread_pb2.Memory]
     """Remembers something, or replaces what has the id. NOT_FOUND: no such thread or entry. VALIDATION_ERROR: no kind, a
@@ -107,8 +106,9 @@ class ThreadServiceStub:
     ListMemory: _grpc.UnaryUnaryMultiCallable[_thread_pb2.ListMemoryRequest, _thread_pb2.ListMemoryResponse]
     """What a thread remembers, in the order of the ids. NOT_FOUND: no such thread."""
     DeleteThread: _grpc.UnaryUnaryMultiCallable[_thread_pb2.DeleteThreadRequest, _thread_pb2.DeleteThreadResponse]
-    """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it. NOT_FOUND:
-    no such thread. THREAD_BUSY: as AppendEntry.
+    """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it; runs of it
+    that are paused or lapsed are INTERRUPTED. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry, or a run goes on
+    in it ("busy_by").
     """
 
 @_typing.type_check_only
@@ -177,9 +177,8 @@ class ThreadServiceAsyncStub(ThreadServiceStub):
     interrupted fork had made is taken back. NOT_FOUND: no such thread, entry or workspace. VALIDATION_ERROR: the new
     id is taken; without `files`, a workspace is named; with `files`, no checkpoint stands at or before the entry, it
     was pruned or has failed, the thread did not run in `source_workspace_id`, there is no workspace, or the directory
-    `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY: as AppendEntry.
-    WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot, and with
-    `into` as Mount.
+    `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY and
+    WORKSPACE_BUSY: as Rewind, and `force` as there. Else, with `files`, as RestoreSnapshot, and with `into` as Mount.
     """
     PutMemory: _aio.UnaryUnaryMultiCallable[_thread_pb2.PutMemoryRequest, _thread_pb2.Memory]  # type: ignore[assignment]
     """Remembers something, or replaces what has the id. NOT_FOUND: no such thread or entry. VALIDATION_ERROR: no kind, a
@@ -190,8 +189,9 @@ class ThreadServiceAsyncStub(ThreadServiceStub):
     ListMemory: _aio.UnaryUnaryMultiCallable[_thread_pb2.ListMemoryRequest, _thread_pb2.ListMemoryResponse]  # type: ignore[assignment]
     """What a thread remembers, in the order of the ids. NOT_FOUND: no such thread."""
     DeleteThread: _aio.UnaryUnaryMultiCallable[_thread_pb2.DeleteThreadRequest, _thread_pb2.DeleteThreadResponse]  # type: ignore[assignment]
-    """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it. NOT_FOUND:
-    no such thread. THREAD_BUSY: as AppendEntry.
+    """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it; runs of it
+    that are paused or lapsed are INTERRUPTED. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry, or a run goes on
+    in it ("busy_by").
     """
 
 class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -323,9 +323,8 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         interrupted fork had made is taken back. NOT_FOUND: no such thread, entry or workspace. VALIDATION_ERROR: the new
         id is taken; without `files`, a workspace is named; with `files`, no checkpoint stands at or before the entry, it
         was pruned or has failed, the thread did not run in `source_workspace_id`, there is no workspace, or the directory
-        `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY: as AppendEntry.
-        WORKSPACE_BUSY: something is in the way of the files ("busy_by"). Else, with `files`, as RestoreSnapshot, and with
-        `into` as Mount.
+        `into` cannot be one (it is relative, not empty, or as CreateWorkspace says). THREAD_BUSY and
+        WORKSPACE_BUSY: as Rewind, and `force` as there. Else, with `files`, as RestoreSnapshot, and with `into` as Mount.
         """
 
     @_abc_1.abstractmethod
@@ -354,8 +353,9 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _thread_pb2.DeleteThreadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_thread_pb2.DeleteThreadResponse, _abc.Awaitable[_thread_pb2.DeleteThreadResponse]]:
-        """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it. NOT_FOUND:
-        no such thread. THREAD_BUSY: as AppendEntry.
+        """Forgets a thread with its entries and its memory. Snapshots stay, as do threads that were forked from it; runs of it
+        that are paused or lapsed are INTERRUPTED. NOT_FOUND: no such thread. THREAD_BUSY: as AppendEntry, or a run goes on
+        in it ("busy_by").
         """
 
 def add_ThreadServiceServicer_to_server(servicer: ThreadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from cogfs.fsd.control.checkpoints import Found, checkpoint_at, usable
 from cogfs.fsd.control.copying import copy_of
-from cogfs.fsd.control.errors import CogfsError, invalid, show
+from cogfs.fsd.control.errors import BusyBy, CogfsError, invalid, show
 from cogfs.fsd.control.newplace import NewPlaces, Spot
+from cogfs.fsd.control.passage import NO_RUNS, Passage, Passages, RunsReport
 from cogfs.fsd.control.restoration import Fork, Request, Restoration
 from cogfs.fsd.control.standing import shifted
 from cogfs.fsd.control.threads import Threads
@@ -83,6 +84,7 @@ class Forked:
     memories: int
     #: None when they were not asked for.
     files: ForkedFiles | None = None
+    runs: RunsReport = NO_RUNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +145,15 @@ class Forks:
     """Forks of all threads."""
 
     def __init__(
-        self, store: Store, threads: Threads, workspace: Callable[[str], Workspace], new_places: NewPlaces
+        self,
+        store: Store,
+        threads: Threads,
+        workspace: Callable[[str], Workspace],
+        new_places: NewPlaces,
+        passages: Passages,
     ) -> None:
         """``workspace`` finds a workspace by id; it raises NotFound."""
+        self._passages = passages
         self._store = store
         self._threads = threads
         self._workspace = workspace
@@ -155,12 +163,20 @@ class Forks:
         """Make a thread of another one's branch, or with ``dry_run`` tell what that would be.
 
         NotFound: there is no such thread, entry or workspace. VALIDATION_ERROR: the id is taken, or the files cannot be
-        had. WORKSPACE_BUSY, DENIED and others: as a restore. Whatever is raised, nothing of the fork is left.
+        had. THREAD_BUSY, WORKSPACE_BUSY: as a rewind. DENIED and others: as a restore. Whatever is raised, nothing of
+        the fork is left.
         """
         if not request.files and (request.workspace_id or request.into or request.source_workspace_id):
             raise invalid("a workspace or a directory of a fork is for its files: ask for these, too")
         if request.workspace_id and request.into:
             raise invalid("name the workspace of a fork by its id or by its directory, and by one of them only")
+
+        def attempt(passage: Passage, dry: bool) -> Forked:
+            return self._fork(replace(request, dry_run=dry), passage)
+
+        return self._passages.rewind(request.thread_id, attempt, dry_run=request.dry_run, force=request.force)
+
+    def _fork(self, request: ForkRequest, passage: Passage) -> Forked:
         with self._threads.lock(request.thread_id):
             with self._store.read() as reader:
                 branch = self._branch(reader, request)
@@ -170,13 +186,14 @@ class Forks:
             # for ours cannot be: a thread that is forked is there, and one that is to be made is not.
             with self._threads.lock(thread_id):
                 if request.files:
-                    return self._with_files(request, branch, thread_id)
+                    return self._with_files(request, branch, thread_id, passage)
+                passage.enter(request.thread_id, "")
                 follow = branch.point.id == branch.source.leaf_id and branch.source.files_follow
                 rows = _copied(branch, thread_id, branch.source.workspace_id, None, follow=follow)
                 if not request.dry_run:
                     with self._store.write() as writer:
                         rows.write(writer)
-                return self._forked(request, rows)
+                return self._forked(request, rows, passage)
 
     def _branch(self, reader: Reader, request: ForkRequest) -> _Branch:
         source = reader.thread(request.thread_id)
@@ -185,15 +202,15 @@ class Forks:
         return _Branch(source, entries, list(reader.memories(source.id)), checkpoint_at(reader, entries))
 
     @staticmethod
-    def _forked(request: ForkRequest, rows: _Rows, files: ForkedFiles | None = None) -> Forked:
+    def _forked(request: ForkRequest, rows: _Rows, passage: Passage, files: ForkedFiles | None = None) -> Forked:
         thread = rows.thread
         if request.dry_run:
             thread = msgspec.structs.replace(thread, id=request.new_thread_id)
-        return Forked(thread, len(rows.entries), len(rows.memories), files)
+        return Forked(thread, len(rows.entries), len(rows.memories), files, passage.report(dropping=False))
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _with_files(self, request: ForkRequest, branch: _Branch, thread_id: str) -> Forked:
+    def _with_files(self, request: ForkRequest, branch: _Branch, thread_id: str, passage: Passage) -> Forked:
         found = branch.found
         if found is None:
             raise invalid(f"no checkpoint stands at or before the entry {branch.point.id}")
@@ -202,17 +219,19 @@ class Forks:
         here = source.row()
         row, spot = self._target(request, here)
         step("fork.checked")
+        # What is made for the fork alone has nobody in it.
+        occupied_by = passage.enter(request.thread_id, row.id if spot is None else "")
         if spot is None:
-            return self._into(request, branch, thread_id, row, found, snapshot)
+            return self._into(request, branch, thread_id, row, found, snapshot, passage, occupied_by)
         if request.dry_run:
             copies = self._copies(branch, here.id, None, wait=False)
             report = self._new_places.preview(spot, snapshot)
             files = ForkedFiles(report, found.entry.id, found.exact, "", spot.root, len(copies.rows))
             rows = _copied(branch, thread_id, "", copies, follow=found.exact)
-            return self._forked(request, rows, files)
+            return self._forked(request, rows, passage, files)
         made = self._new_places.make(spot, here, thread_id)
         try:
-            return self._into(request, branch, thread_id, made, found, snapshot, made=spot.root)
+            return self._into(request, branch, thread_id, made, found, snapshot, passage, made=spot.root)
         except BaseException:
             self._new_places.take_back(made.id)
             raise
@@ -241,6 +260,8 @@ class Forks:
         row: WorkspaceRow,
         found: Found,
         snapshot: SnapshotRow,
+        passage: Passage,
+        occupied_by: tuple[BusyBy, ...] = (),
         made: bytes = b"",
     ) -> Forked:
         """Into a workspace that there is."""
@@ -257,8 +278,9 @@ class Forks:
         wanted = Request(
             target.id if target is not None else snapshot.id,
             dry_run=request.dry_run,
-            force=request.force,
+            force=passage.force,
             busy_reason=Reason.WORKSPACE_BUSY,
+            occupied_by=occupied_by,
             to_be_undone=True,
             fork=part,
         )
@@ -267,7 +289,7 @@ class Forks:
             # There is no copy whose id could be told.
             report.snapshot_id = snapshot.id
         files = ForkedFiles(report, found.entry.id, found.exact, row.id, made, len(copies.rows))
-        return self._forked(request, rows, files)
+        return self._forked(request, rows, passage, files)
 
     def _copies(self, branch: _Branch, source_id: str, row: WorkspaceRow | None, *, wait: bool) -> _Copies:
         """The snapshots of the branch that are of the workspace ``source_id``, for another one (None: one that is not

@@ -31,7 +31,7 @@ def main() -> NoReturn:
 
 def _services(store: Store, engine: Engine, new_places: NewPlaces) -> Sequence[Registration]:
     """What is served besides the workspaces and the daemon itself."""
-    forks = Forks(store, engine.threads, engine.workspace, new_places)
+    forks = Forks(store, engine.threads, engine.workspace, new_places, engine.passages)
     snapshots, threads, runs = (
         SnapshotService(store, engine),
         ThreadService(store, engine, forks),

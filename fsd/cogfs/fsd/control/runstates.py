@@ -20,6 +20,8 @@ _REMEMBERED = 200
 
 #: Why a rewind drops a run.
 REWOUND = "the conversation was rewound"
+#: Why the end of its thread does.
+DELETED = "its conversation was deleted"
 
 
 def refuse_over(row: RunRow) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
@@ -20,7 +20,7 @@ from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.passage import NO_RUNS, Passage, Passages, RunsReport
 from cogfs.fsd.control.policies import Effective, effective
 from cogfs.fsd.control.restoration import Request, Restoration
-from cogfs.fsd.control.runstates import REWOUND, drop, refuse_over
+from cogfs.fsd.control.runstates import DELETED, REWOUND, drop, refuse_over
 from cogfs.fsd.control.standing import NO_SHIFT, Shift, move_leaf, shift
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.errors import NotFound
@@ -137,10 +137,22 @@ class Threads:
             raise CogfsError(Reason.ALREADY_EXISTS, f"there is a thread {thread_id} already")
 
     def delete(self, thread_id: str) -> None:
-        """Forget a thread with its entries and memories. NotFound; THREAD_BUSY: a rewind of it is not finished."""
+        """Forget a thread with its entries and memories. NotFound; THREAD_BUSY: a rewind of it is not finished, or a
+        run goes on in it."""
+
+        def attempt(passage: Passage, _: bool) -> None:
+            passage.enter(thread_id, "")
+            self._delete(thread_id, passage.drops)
+
+        with self._store.read() as reader:
+            reader.thread(thread_id)
+        self._passages.rewind(thread_id, attempt, dry_run=False, force=False)
+
+    def _delete(self, thread_id: str, drops: Sequence[str]) -> None:
         with self.lock(thread_id), self._store.write() as writer:
             self.refuse_unfinished(writer, writer.thread(thread_id))
             writer.delete_thread(thread_id)
+            drop(writer, drops, DELETED)
             for row in writer.workspaces():
                 undo = row.undo
                 if undo is not None and undo.thread_id == thread_id:

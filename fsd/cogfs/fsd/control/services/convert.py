@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pathspec import GitIgnoreSpec
 
 from cogfs.fsd.control.errors import invalid
+from cogfs.fsd.control.passage import RunsReport
 from cogfs.fsd.control.policies import Effective
 from cogfs.store.schema import (
     EntryOrigin,
@@ -248,4 +249,10 @@ def entry_message(row: EntryRow, *, active: bool, pruned: AbstractSet[str] = fro
 def _checkpoint_message(row: FileCheckpointRow, pruned: AbstractSet[str]) -> thread_pb2.FileCheckpoint:
     return thread_pb2.FileCheckpoint(
         snapshot_id=row.snapshot_id, workspace_id=row.workspace_id, root=row.root, pruned=row.snapshot_id in pruned
+    )
+
+
+def runs_report(found: RunsReport) -> thread_pb2.RunsReport:
+    return thread_pb2.RunsReport(
+        going=found.going, interrupted=found.interrupted, paused=found.paused, durable=found.durable
     )

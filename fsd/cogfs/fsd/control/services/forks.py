@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from cogfs.fsd.control.fork import ForkRequest, Forks
-from cogfs.fsd.control.services.convert import required, thread_message
+from cogfs.fsd.control.services.convert import required, runs_report, thread_message
 from cogfs.v1 import thread_pb2
 
 
@@ -35,6 +35,7 @@ class ForkCalls:
             at_entry_id=request.at_entry_id,
             entries_copied=done.entries,
             memories_copied=done.memories,
+            runs=runs_report(done.runs),
         )
         files = done.files
         if files is not None:

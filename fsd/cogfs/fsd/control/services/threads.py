@@ -21,6 +21,7 @@ from cogfs.fsd.control.services.convert import (
     metadata_text,
     policy_message,
     required,
+    runs_report,
     thread_message,
 )
 from cogfs.fsd.control.services.forks import ForkCalls
@@ -179,12 +180,7 @@ class ThreadService(ForkCalls, MemoryCalls, thread_pb2_grpc.ThreadServiceService
             to_entry_id=request.to_entry_id,
             dry_run=request.dry_run,
             conversation=_conversation(done.conversation),
-            runs=thread_pb2.RunsReport(
-                going=done.runs.going,
-                interrupted=done.runs.interrupted,
-                paused=done.runs.paused,
-                durable=done.runs.durable,
-            ),
+            runs=runs_report(done.runs),
             memory=memory_report(done.memory),
         )
         if done.files is not None:
