@@ -82,6 +82,7 @@ class Daemon:
             "COGFS_STATE_DIR": str(self.state),
             "COGFS_RUNTIME_DIR": str(self.runtime),
             "PYTHONPATH": str(_CHECKOUT),
+            "PYTHONFAULTHANDLER": "1",
         }
         self._module = module
         self._channel: grpc.Channel | None = None
@@ -113,7 +114,13 @@ class Daemon:
         assert self.process is not None
         self._forget_channel()
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE)
+        try:
+            return self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            # It writes into its log where each of its threads is.
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait(PATIENCE)
+            raise AssertionError(f"it does not end: {self.log.read_text(errors='replace')[-20000:]}") from None
 
     def kill(self) -> None:
         assert self.process is not None

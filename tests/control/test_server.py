@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -174,6 +176,18 @@ def test_a_stop_removes_the_socket(daemon: Daemon) -> None:
     assert daemon.socket.exists()
     daemon.start()
     daemon.admin.GetDaemon(admin_pb2.GetDaemonRequest())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_it_whichever_thread_gets_it(daemon: Daemon, number: signal.Signals) -> None:
+    """As when it comes just before the main thread waits: that one is not interrupted in its wait."""
+    assert daemon.process is not None
+    pid = daemon.process.pid
+    thread = max(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+    assert thread != pid
+    assert ctypes.CDLL(None).tgkill(pid, thread, int(number)) == 0
+    assert daemon.process.wait(PATIENCE) == 0
+    assert not daemon.socket.exists()
 
 
 def test_usage_is_exit_code_2(idle: Daemon) -> None:

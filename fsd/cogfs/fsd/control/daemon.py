@@ -9,11 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import structlog
 
@@ -64,12 +64,9 @@ def run(
     _raise_limits()
     sys.setswitchinterval(_SWITCH_INTERVAL)
     places.make()
-    # Unlike an event's lock, a simple queue may be entered by a handler that interrupts its own thread in it.
-    ended: SimpleQueue[int] = SimpleQueue()
     with ExitStack() as stack:
         stack.callback(os.close, _lock(places))
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            stack.callback(signal.signal, number, signal.signal(number, lambda received, _: ended.put(received)))
+        ended = stack.enter_context(_told_to_end())
         store = stack.enter_context(Store.open(places.store))
         engine = make_engine(store, places)
         stack.callback(engine.close)
@@ -89,14 +86,29 @@ def run(
         server.start()
         notify("READY=1")
         _log.info("ready", endpoint=places.endpoint, store=str(places.store), pid=os.getpid())
-        # A wait without a limit would not let Python run the signal's handler in every case.
-        while True:
-            with suppress(Empty):
-                ended.get(timeout=3600)
-                break
+        waiter = select.poll()
+        waiter.register(ended, select.POLLIN)
+        waiter.poll()
         notify("STOPPING=1")
         _log.info("stopping", leave_mounts=leave_mounts)
     _log.info("stopped")
+
+
+@contextmanager
+def _told_to_end() -> Iterator[int]:
+    """A descriptor that can be read once SIGTERM, SIGINT or SIGHUP has come, also one that comes just before the wait.
+
+    Python's own handler would run only when the main thread is back from its wait, which it may have been about to
+    begin: a signal that came in that moment would be lost until the next one.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    with ExitStack() as stack:
+        stack.callback(os.close, reader)
+        stack.callback(os.close, writer)
+        stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writer, warn_on_full_buffer=False))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            stack.callback(signal.signal, number, signal.signal(number, lambda *_: None))
+        yield reader
 
 
 def _raise_limits() -> None:
