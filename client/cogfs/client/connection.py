@@ -44,6 +44,7 @@ class Connection:
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self._directory: int | None = None
+        self._closed = False
         self._channel = grpc.insecure_channel(self._target(), options=_OPTIONS)
         self.admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self.workspaces = workspace_pb2_grpc.WorkspaceServiceStub(self._channel)
@@ -77,6 +78,7 @@ class Connection:
 
     def close(self) -> None:
         """Ends it, and the calls that are under way. Can be repeated."""
+        self._closed = True
         self._channel.close()
         if self._directory is not None:
             os.close(self._directory)
@@ -88,11 +90,16 @@ class Connection:
         request: _Request,
         timeout: float | None = None,
     ) -> _Answer:
-        """The answer. CogfsError when it fails, Unavailable when there is none in ``timeout`` seconds."""
+        """The answer. CogfsError when it fails, Unavailable when there is none in ``timeout`` seconds or the connection
+        was closed."""
         try:
             return method(request, timeout=timeout)
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.endpoint) from None
+        except (grpc.RpcError, ValueError) as error:
+            if self._closed:
+                raise Unavailable("the connection was closed") from None
+            if isinstance(error, grpc.RpcError):
+                raise from_rpc(error, self.endpoint) from None
+            raise
 
     def call_patiently(
         self, method: grpc.UnaryUnaryMultiCallable[_Request, _Answer], request: _Request, patience: float
