@@ -51,6 +51,7 @@ class Table(enum.StrEnum):
     LINKS = "links"
     BOUNDARIES = "boundaries"
     POLICIES = "policies"
+    LOST = "lost"
 
 
 class View:

@@ -18,6 +18,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +90,7 @@ class Packs:
 
     def __init__(self, directory: Path, limit: int = PACK_LIMIT) -> None:
         self._directory = directory
-        self._limit = limit
+        self.limit = limit
         self._append_lock = threading.Lock()
         self._files_lock = threading.Lock()
         self._files: OrderedDict[int, _File] = OrderedDict()
@@ -97,7 +98,7 @@ class Packs:
         self._number = 0
         self._end = 0
         self._next_number = 1
-        #: Bytes in all packs.
+        #: Bytes in all packs at the start, and those appended since.
         self._bytes = 0
         #: Ends of the packs that hold bytes that are not synced.
         self._unsynced: dict[int, int] = {}
@@ -106,8 +107,11 @@ class Packs:
 
     # --- start and end
 
-    def settle(self, ends: dict[int, int], take: Callable[[Record], bool]) -> Settled:
-        """Looks at the tail of each pack; ``ends`` has the end of each pack that the index knows.
+    def settle(
+        self, ends: dict[int, int], take: Callable[[Record], bool], removed: AbstractSet[int] = frozenset()
+    ) -> Settled:
+        """Looks at the tail of each pack; ``ends`` has the end of each pack that the index knows. Those in ``removed``
+        are removed first, if they are there.
 
         ``take`` gets the records of the tails, in order. It says whether it needs the record, which then is one that
         waits for a sync, and raises ValueError when the record is not what it says it is. The first such record, or
@@ -119,6 +123,8 @@ class Packs:
         """
         met = Settled()
         with translated("looking at its packs"):
+            for number in removed:
+                self.remove(number)
             sizes = self._sizes()
             settled = dict(ends)
             for number, size in sorted(sizes.items()):
@@ -140,7 +146,7 @@ class Packs:
                     self._drop(number)
                     met.dropped += size
         last = max(settled, default=0)
-        self._next_number = last + 1
+        self._next_number = max([last, *removed]) + 1
         self._bytes = sum(settled.values())
         if last and sizes.get(last, 0) >= settled[last] and last not in met.unreadable | met.suspect:
             self._number, self._end = last, settled[last]
@@ -171,7 +177,7 @@ class Packs:
         return end
 
     def size(self) -> int:
-        """Bytes in all packs."""
+        """Bytes in all packs at the start and appended since: it only counts up, also when packs are removed."""
         return self._bytes
 
     def numbers(self) -> list[int]:
@@ -191,15 +197,16 @@ class Packs:
 
     # --- writing
 
-    def append(self, header: bytes, payload: bytes | memoryview) -> tuple[int, int]:
-        """Appends one record and returns where it is: number of the pack, offset of the header in it.
+    def append(self, header: bytes, payload: bytes | memoryview, *, copy: bool = False) -> tuple[int, int]:
+        """Appends one record and returns where it is: number of the pack, offset of the header in it. A ``copy`` of
+        another record is not counted.
 
         It can be read at once, and is durable after the next ``sync``. NoSpace and StoreIO leave everything as it was.
         """
         length = len(header) + len(payload)
         with self._append_lock:
             try:
-                if not self._number or self._end + length > max(self._limit, PACK_HEADER_SIZE + length):
+                if not self._number or self._end + length > max(self.limit, PACK_HEADER_SIZE + length):
                     self._start_pack()
                 number, offset = self._number, self._end
                 step("pack.append")
@@ -209,7 +216,8 @@ class Packs:
             except OSError as error:
                 raise of_system(error, "writing a pack") from error
             self._end = offset + length
-            self._bytes += length
+            if not copy:
+                self._bytes += length
             self._unsynced[number] = self._end
             return number, offset
 
@@ -248,6 +256,30 @@ class Packs:
         """Stops waiting for a sync of pack ``number``: what it held since the last one is kept elsewhere."""
         with self._append_lock:
             self._unsynced.pop(number, None)
+
+    def end(self) -> tuple[int, int]:
+        """Number of a pack and offset in it: nothing will be appended before."""
+        with self._append_lock:
+            return (self._number, self._end) if self._number else (self._next_number, 0)
+
+    def remove(self, number: int) -> None:
+        """Removes pack ``number``, if it is there, and makes that durable. Who reads it may read on; nothing may be
+        appended to it any more (``leave``)."""
+        with translated("removing a pack"):
+            step("pack.remove")
+            try:
+                os.unlink(self._path(number))
+            except FileNotFoundError:
+                pass
+            with self._files_lock:
+                file = self._files.pop(number, None)
+                if file is not None:
+                    file.dropped = True
+                    if not file.users:
+                        os.close(file.fd)
+            self.forget(number)
+            step("pack.removed")
+            sync_directory(self._directory)
 
     def _start_pack(self) -> None:
         number = self._next_number

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,11 +20,14 @@ from typing import NamedTuple, Self
 
 from cogfs.store import chunking, packs, trees
 from cogfs.store.database import MAP_SIZE, Change, Database, Table, check_number
-from cogfs.store.errors import Corrupt, StoreError, UnsupportedFormat, translated
+from cogfs.store.errors import Corrupt, NoSpace, NotFound, StoreError, UnsupportedFormat, translated
 from cogfs.store.files import sync_directory
+from cogfs.store.gc import Collected, Collection
+from cogfs.store.naming import Root, names_in
 from cogfs.store.objects import Objects, Recovered
 from cogfs.store.packs import Packs
 from cogfs.store.place import Place
+from cogfs.store.recent import GRACE
 from cogfs.store.rows import Reader, Writer
 from cogfs.store.schema import FORMAT_VERSION, Chunks, Hash, ObjectKind, Tree, TreeEntry
 from cogfs.store.steps import step
@@ -57,6 +60,11 @@ class Store:
         self._writer_thread = 0
         self._writer: Writer | None = None
         self._closed = False
+        #: Names in rows that were written since a collection began; None while there is none.
+        self._named: set[Hash] | None = None
+        self._collecting = threading.Lock()
+        #: How often rows were deleted that named objects.
+        self.deletions = 0
         self._pieces = ThreadPoolExecutor(_THREADS, thread_name_prefix="pieces")
         self._trees = _TreeCache()
         self._place = Place(self.path)
@@ -66,6 +74,9 @@ class Store:
             try:
                 self._check_format()
                 self._objects = Objects(self._database, self._packs)
+                # Without room for it they are left to the next start.
+                with suppress(NoSpace):
+                    self._forget_removed()
             except BaseException:
                 self._database.close()
                 self._packs.close()
@@ -163,6 +174,24 @@ class Store:
         """The object has been put."""
         return self._objects.find(name) is not None
 
+    def keep_file(self, name: Hash) -> bool:
+        """Whether the content of a file, known from earlier, is there with all its pieces; if so it stays as if it had
+        just been put. Corrupt."""
+        if not self._objects.keep(name):
+            return False
+        try:
+            if self._file_kind(name) == ObjectKind.BLOB:
+                return True
+            # A collection that was interrupted may have dropped some of them and not the list.
+            return all(self._objects.keep(piece) for piece, _ in self._read_chunks(name).pieces)
+        except NotFound:
+            return False
+
+    def operation(self) -> AbstractContextManager[None]:
+        """Until the block ends, no collection drops what was there at its begin, was put within it, or is named by any
+        row within it. For all that reads rows and goes on with the names that it found."""
+        return self._objects.recent.operation()
+
     def kind(self, name: Hash) -> ObjectKind:
         """What the object is. NotFound when there is none."""
         return self._objects.locate(name).kind
@@ -255,12 +284,14 @@ class Store:
             self._check_open()
             change = self._database.change()
             try:
-                self._writer = Writer(change)
+                self._writer = Writer(change, self._note)
                 yield self._writer
+                deleted = self._writer.deleted
                 if objects:
                     self._commit(change)
                 else:
                     change.commit()
+                self.deletions += deleted
             finally:
                 self._writer = None
                 change.abort()
@@ -296,8 +327,73 @@ class Store:
         if self._closed:
             raise StoreError("the store is closed")
 
+    # --- collections
+
+    def collect(
+        self,
+        more_roots: Callable[[], Iterable[Root]] = tuple,
+        *,
+        grace: float = GRACE,
+        thorough: bool = False,
+        patience: float = 60.0,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> Collected:
+        """Drops the objects that nothing needs, and gives back the space of packs of which much is dropped.
+
+        Needed is what rows name (``naming``), what ``more_roots`` names (it is asked once the collection has begun),
+        what was put or kept within ``grace`` seconds, and what an operation under way may hold. Those that began
+        before the collection knew what is needed are waited for, ``patience`` seconds at most. ``thorough`` rewrites
+        every pack of which anything is dropped. It ends early, and well, when ``goes_on`` says so. One at a time.
+
+        It takes as much room as one pack, at most. Store errors leave a store in which nothing is lost.
+        """
+        with self._collecting:
+            with self._writing():
+                # No transaction is open now, so none writes a row that is not noted.
+                self._check_open()
+                self._named = set()
+            try:
+                collection = Collection(self._database, self._objects, self._packs, self._edit)
+                return collection.run(
+                    more_roots,
+                    lambda: self._named or set(),
+                    grace=grace,
+                    thorough=thorough,
+                    patience=patience,
+                    goes_on=lambda: goes_on() and not self._closed,
+                )
+            finally:
+                self._named = None
+
+    def _note(self, row: object) -> None:
+        if self._named is not None:
+            self._named.update(names_in(row))
+
+    def _edit(self, edit: Callable[[Change], None]) -> None:
+        """Commits what ``edit`` does to the index, together with all objects put so far."""
+        # What is synced first need not be synced while others wait to write.
+        self._objects.sync(self._objects.batch())
+        with self._writing():
+            self._check_open()
+            change = self._database.change()
+            try:
+                edit(change)
+                self._commit(change)
+            finally:
+                change.abort()
+
+    def _forget_removed(self) -> None:
+        change = self._database.change()
+        try:
+            removed = self._objects.forget_removed(change)
+            if removed:
+                change.commit()
+                self._objects.forgotten(removed)
+        finally:
+            change.abort()
+
     def pack_bytes(self) -> int:
-        """Bytes in all packs."""
+        """Bytes in all packs at the start and put since: it only counts up."""
         return self._packs.size()
 
     @property
