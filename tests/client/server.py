@@ -27,6 +27,9 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
     def GetDaemon(self, request: admin_pb2.GetDaemonRequest, context: Any) -> admin_pb2.Daemon:
         return self.answer(context)
 
+    def Collect(self, request: admin_pb2.CollectRequest, context: Any) -> admin_pb2.CollectResponse:
+        raise NotImplementedError
+
 
 @contextlib.contextmanager
 def serving(endpoint: str, answer: Callable[[Any], admin_pb2.Daemon]) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -42,6 +43,17 @@ class Client:
     def daemon(self, timeout: float | None = None) -> admin_pb2.Daemon:
         """The daemon itself. Unavailable when it does not answer, in ``timeout`` seconds if given."""
         return self._connection.call(self._connection.admin.GetDaemon, admin_pb2.GetDaemonRequest(), timeout)
+
+    def collect(self, *, grace: timedelta | None = None, thorough: bool = False) -> admin_pb2.CollectResponse:
+        """Drops what no snapshot needs any more from the store, and gives back its space.
+
+        What came into the store no longer ago than ``grace`` (an hour) stays. With ``thorough`` every file of the store
+        is rewritten of which anything is dropped, and not only those of which a quarter is.
+        """
+        request = admin_pb2.CollectRequest(thorough=thorough)
+        if grace is not None:
+            request.grace.FromTimedelta(grace)
+        return self._connection.call(self._connection.admin.Collect, request)
 
     def mount(
         self,

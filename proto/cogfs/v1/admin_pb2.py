@@ -22,20 +22,27 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x63ogfs/v1/admin.proto\x12\x08\x63ogfs.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetDaemonRequest\"\xa3\x01\n\x06\x44\x61\x65mon\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05store\x18\x04 \x01(\x0c\x12.\n\nstarted_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rstore_objects\x18\x06 \x01(\x03\x12\x13\n\x0bstore_bytes\x18\x07 \x01(\x03\x32I\n\x0c\x41\x64minService\x12\x39\n\tGetDaemon\x12\x1a.cogfs.v1.GetDaemonRequest\x1a\x10.cogfs.v1.Daemonb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x63ogfs/v1/admin.proto\x12\x08\x63ogfs.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetDaemonRequest\"\xa3\x01\n\x06\x44\x61\x65mon\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05store\x18\x04 \x01(\x0c\x12.\n\nstarted_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rstore_objects\x18\x06 \x01(\x03\x12\x13\n\x0bstore_bytes\x18\x07 \x01(\x03\"L\n\x0e\x43ollectRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08thorough\x18\x02 \x01(\x08\"\xd3\x01\n\x0f\x43ollectResponse\x12\x17\n\x0fobjects_dropped\x18\x01 \x01(\x03\x12\x14\n\x0cobjects_kept\x18\x02 \x01(\x03\x12\x13\n\x0b\x62ytes_freed\x18\x03 \x01(\x03\x12\x15\n\rpacks_removed\x18\x04 \x01(\x03\x12\x14\n\x0c\x62ytes_wasted\x18\x05 \x01(\x03\x12(\n\nunreadable\x18\x06 \x03(\x0b\x32\x14.cogfs.v1.Unreadable\x12\x10\n\x08\x64\x65\x66\x65rred\x18\x07 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x08 \x01(\x01\"G\n\nUnreadable\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x14\n\x0cworkspace_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t2\x89\x01\n\x0c\x41\x64minService\x12\x39\n\tGetDaemon\x12\x1a.cogfs.v1.GetDaemonRequest\x1a\x10.cogfs.v1.Daemon\x12>\n\x07\x43ollect\x12\x18.cogfs.v1.CollectRequest\x1a\x19.cogfs.v1.CollectResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cogfs.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETDAEMONREQUEST']._serialized_start=67
-  _globals['_GETDAEMONREQUEST']._serialized_end=85
-  _globals['_DAEMON']._serialized_start=88
-  _globals['_DAEMON']._serialized_end=251
-  _globals['_ADMINSERVICE']._serialized_start=253
-  _globals['_ADMINSERVICE']._serialized_end=326
+  _globals['_GETDAEMONREQUEST']._serialized_start=99
+  _globals['_GETDAEMONREQUEST']._serialized_end=117
+  _globals['_DAEMON']._serialized_start=120
+  _globals['_DAEMON']._serialized_end=283
+  _globals['_COLLECTREQUEST']._serialized_start=285
+  _globals['_COLLECTREQUEST']._serialized_end=361
+  _globals['_COLLECTRESPONSE']._serialized_start=364
+  _globals['_COLLECTRESPONSE']._serialized_end=575
+  _globals['_UNREADABLE']._serialized_start=577
+  _globals['_UNREADABLE']._serialized_end=648
+  _globals['_ADMINSERVICE']._serialized_start=651
+  _globals['_ADMINSERVICE']._serialized_end=788
 # @@protoc_insertion_point(module_scope)

@@ -3,9 +3,12 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -71,3 +74,103 @@ class Daemon(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Daemon: _TypeAlias = Daemon  # noqa: Y015
+
+@_typing.final
+class CollectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRACE_FIELD_NUMBER: _builtins.int
+    THOROUGH_FIELD_NUMBER: _builtins.int
+    thorough: _builtins.bool
+    """Rewrite every file of the store of which anything is dropped, and not only those of which a quarter is."""
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """What came into the store no longer ago than this stays, needed or not: an hour, if it is unset."""
+
+    def __init__(
+        self,
+        *,
+        grace: _duration_pb2.Duration | None = ...,
+        thorough: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace", "thorough", b"thorough"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CollectRequest: _TypeAlias = CollectRequest  # noqa: Y015
+
+@_typing.final
+class CollectResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECTS_DROPPED_FIELD_NUMBER: _builtins.int
+    OBJECTS_KEPT_FIELD_NUMBER: _builtins.int
+    BYTES_FREED_FIELD_NUMBER: _builtins.int
+    PACKS_REMOVED_FIELD_NUMBER: _builtins.int
+    BYTES_WASTED_FIELD_NUMBER: _builtins.int
+    UNREADABLE_FIELD_NUMBER: _builtins.int
+    DEFERRED_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    objects_dropped: _builtins.int
+    """Objects (contents of files, pieces of them, directories) that were dropped, and that stay."""
+    objects_kept: _builtins.int
+    bytes_freed: _builtins.int
+    """What the files of the store are smaller by, and how many of them were removed."""
+    packs_removed: _builtins.int
+    bytes_wasted: _builtins.int
+    """What is of no use and stays, in files of which most is needed."""
+    deferred: _builtins.str
+    """Why all or part of it is left for another time; empty: all is done."""
+    duration_ms: _builtins.float
+    @_builtins.property
+    def unreadable(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unreadable]:
+        """What needs something that cannot be read."""
+
+    def __init__(
+        self,
+        *,
+        objects_dropped: _builtins.int = ...,
+        objects_kept: _builtins.int = ...,
+        bytes_freed: _builtins.int = ...,
+        packs_removed: _builtins.int = ...,
+        bytes_wasted: _builtins.int = ...,
+        unreadable: _abc.Iterable[Global___Unreadable] | None = ...,
+        deferred: _builtins.str = ...,
+        duration_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_freed", b"bytes_freed", "bytes_wasted", b"bytes_wasted", "deferred", b"deferred", "duration_ms", b"duration_ms", "objects_dropped", b"objects_dropped", "objects_kept", b"objects_kept", "packs_removed", b"packs_removed", "unreadable", b"unreadable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CollectResponse: _TypeAlias = CollectResponse  # noqa: Y015
+
+@_typing.final
+class Unreadable(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    WORKSPACE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    """Empty when it is what is recorded of the workspace, and no snapshot."""
+    workspace_id: _builtins.str
+    """Empty when it is not known."""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        workspace_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "snapshot_id", b"snapshot_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unreadable: _TypeAlias = Unreadable  # noqa: Y015

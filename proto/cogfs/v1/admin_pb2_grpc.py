@@ -40,6 +40,11 @@ class AdminServiceStub:
                 request_serializer=cogfs_dot_v1_dot_admin__pb2.GetDaemonRequest.SerializeToString,
                 response_deserializer=cogfs_dot_v1_dot_admin__pb2.Daemon.FromString,
                 _registered_method=True)
+        self.Collect = channel.unary_unary(
+                '/cogfs.v1.AdminService/Collect',
+                request_serializer=cogfs_dot_v1_dot_admin__pb2.CollectRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_admin__pb2.CollectResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -53,6 +58,15 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Collect(self, request, context):
+        """Drops what no snapshot needs any more, and gives back its space. Waits for a while for operations that began before.
+        VALIDATION_ERROR: `grace` is negative or longer than a year. Where it cannot drop what it should (the disk is full, a
+        snapshot cannot be read) the answer says so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +74,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetDaemon,
                     request_deserializer=cogfs_dot_v1_dot_admin__pb2.GetDaemonRequest.FromString,
                     response_serializer=cogfs_dot_v1_dot_admin__pb2.Daemon.SerializeToString,
+            ),
+            'Collect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Collect,
+                    request_deserializer=cogfs_dot_v1_dot_admin__pb2.CollectRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_admin__pb2.CollectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +109,33 @@ class AdminService:
             '/cogfs.v1.AdminService/GetDaemon',
             cogfs_dot_v1_dot_admin__pb2.GetDaemonRequest.SerializeToString,
             cogfs_dot_v1_dot_admin__pb2.Daemon.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Collect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.AdminService/Collect',
+            cogfs_dot_v1_dot_admin__pb2.CollectRequest.SerializeToString,
+            cogfs_dot_v1_dot_admin__pb2.CollectResponse.FromString,
             options,
             channel_credentials,
             insecure,

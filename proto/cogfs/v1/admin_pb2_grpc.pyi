@@ -35,6 +35,11 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetDaemon: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDaemonRequest, _admin_pb2.Daemon]
     """What every call may answer: see WorkspaceService."""
+    Collect: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CollectRequest, _admin_pb2.CollectResponse]
+    """Drops what no snapshot needs any more, and gives back its space. Waits for a while for operations that began before.
+    VALIDATION_ERROR: `grace` is negative or longer than a year. Where it cannot drop what it should (the disk is full, a
+    snapshot cannot be read) the answer says so.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -43,6 +48,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetDaemon: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDaemonRequest, _admin_pb2.Daemon]  # type: ignore[assignment]
     """What every call may answer: see WorkspaceService."""
+    Collect: _aio.UnaryUnaryMultiCallable[_admin_pb2.CollectRequest, _admin_pb2.CollectResponse]  # type: ignore[assignment]
+    """Drops what no snapshot needs any more, and gives back its space. Waits for a while for operations that began before.
+    VALIDATION_ERROR: `grace` is negative or longer than a year. Where it cannot drop what it should (the disk is full, a
+    snapshot cannot be read) the answer says so.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The daemon itself."""
@@ -54,5 +64,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.Daemon, _abc.Awaitable[_admin_pb2.Daemon]]:
         """What every call may answer: see WorkspaceService."""
+
+    @_abc_1.abstractmethod
+    def Collect(
+        self,
+        request: _admin_pb2.CollectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CollectResponse, _abc.Awaitable[_admin_pb2.CollectResponse]]:
+        """Drops what no snapshot needs any more, and gives back its space. Waits for a while for operations that began before.
+        VALIDATION_ERROR: `grace` is negative or longer than a year. Where it cannot drop what it should (the disk is full, a
+        snapshot cannot be read) the answer says so.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -176,7 +176,7 @@ class Store:
 
     def keep_file(self, name: Hash) -> bool:
         """Whether the content of a file, known from earlier, is there with all its pieces; if so it stays as if it had
-        just been put. Corrupt."""
+        just been put."""
         if not self._objects.keep(name):
             return False
         try:
@@ -184,7 +184,7 @@ class Store:
                 return True
             # A collection that was interrupted may have dropped some of them and not the list.
             return all(self._objects.keep(piece) for piece, _ in self._read_chunks(name).pieces)
-        except NotFound:
+        except (NotFound, Corrupt):
             return False
 
     def operation(self) -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
+from cogfs.fsd.control.collector import Collector
 from cogfs.fsd.control.errors import CogfsError, from_os_error
 from cogfs.fsd.control.notify import notify
 from cogfs.fsd.control.places import Places
@@ -72,14 +73,18 @@ def run(
         engine = make_engine(store, places)
         stack.callback(engine.close)
         supervisor = Supervisor(places, store, engine)
+        collector = Collector(store, places)
         services = [
-            *_own_services(places, store, engine, supervisor),
+            *_own_services(places, store, engine, supervisor, collector),
             *more_services(store, engine),
         ]
-        server = Server(places.socket, services)
+        server = Server(places.socket, services, store.operation)
         stack.callback(supervisor.stop, leave_mounts=leave_mounts)
         stack.callback(server.stop, _CALLS_PATIENCE)
+        # First of all: a call may be waiting for it.
+        stack.callback(collector.close)
         supervisor.start()
+        collector.start()
         server.start()
         notify("READY=1")
         _log.info("ready", endpoint=places.endpoint, store=str(places.store), pid=os.getpid())
@@ -101,9 +106,11 @@ def _raise_limits() -> None:
     sys.setrecursionlimit(_CALLS_NESTED)
 
 
-def _own_services(places: Places, store: Store, engine: Workspaces, supervisor: Supervisor) -> list[Registration]:
+def _own_services(
+    places: Places, store: Store, engine: Workspaces, supervisor: Supervisor, collector: Collector
+) -> list[Registration]:
     workspaces = WorkspaceService(places, store, engine, supervisor)
-    admin = AdminService(places, store)
+    admin = AdminService(places, store, collector)
     return [
         (
             "cogfs.v1.WorkspaceService",

@@ -11,6 +11,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +30,7 @@ from cogfs.v1.reasons import DOMAIN, Reason
 
 _THREADS = 32
 PAGE_SIZE_MAX = 1000
+_ADMIN = f"{DOMAIN}.v1.AdminService/"
 
 if TYPE_CHECKING:
     # Generic for the type checker only.
@@ -43,13 +45,15 @@ Registration = tuple[str, Callable[[grpc.Server], None]]
 class Server:
     """A server that answers from ``start`` to ``stop``."""
 
-    def __init__(self, socket: Path, servicers: Sequence[Registration]) -> None:
-        """IO when the socket cannot be bound."""
+    def __init__(
+        self, socket: Path, servicers: Sequence[Registration], operation: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """``operation`` stands around each call that works with what is stored. IO when the socket cannot be bound."""
         self._socket = socket
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rpc")
         self._server = grpc.server(
             self._pool,
-            interceptors=[_Edge()],
+            interceptors=[_Edge(operation)],
             options=[
                 ("grpc.max_receive_message_length", -1),
                 ("grpc.max_send_message_length", -1),
@@ -99,6 +103,9 @@ def _identity(path: Path) -> tuple[int, int]:
 class _Edge(grpc.ServerInterceptor):
     """Stands around every call."""
 
+    def __init__(self, operation: Callable[[], AbstractContextManager[None]]) -> None:
+        self._operation = operation
+
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], _Handler | None],
@@ -109,33 +116,42 @@ class _Edge(grpc.ServerInterceptor):
         if handler is None or not method.startswith(f"{DOMAIN}."):
             return handler
         name = method.rpartition("/")[2]
+        # Who watches does so for hours, and who administers the store waits for the operations in it.
+        apart = name.startswith("Watch") or method.startswith(_ADMIN)
+        around = nullcontext if apart else self._operation
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
-                _unary(handler.unary_unary, name), handler.request_deserializer, handler.response_serializer
+                _unary(handler.unary_unary, name, around), handler.request_deserializer, handler.response_serializer
             )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
-                _stream(handler.unary_stream, name), handler.request_deserializer, handler.response_serializer
+                _stream(handler.unary_stream, name, around), handler.request_deserializer, handler.response_serializer
             )
         return handler
 
 
-def _unary(behaviour: Callable[..., Any], name: str) -> Callable[[Any, grpc.ServicerContext], Any]:
+def _unary(
+    behaviour: Callable[..., Any], name: str, around: Callable[[], AbstractContextManager[None]]
+) -> Callable[[Any, grpc.ServicerContext], Any]:
     def run(request: Any, context: grpc.ServicerContext) -> Any:
         try:
             check(request)
-            return behaviour(request, context)
+            with around():
+                return behaviour(request, context)
         except Exception as error:
             _abort(context, error, name)
 
     return run
 
 
-def _stream(behaviour: Callable[..., Any], name: str) -> Callable[[Any, grpc.ServicerContext], Iterator[Any]]:
+def _stream(
+    behaviour: Callable[..., Any], name: str, around: Callable[[], AbstractContextManager[None]]
+) -> Callable[[Any, grpc.ServicerContext], Iterator[Any]]:
     def run(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
             check(request)
-            yield from behaviour(request, context)
+            with around():
+                yield from behaviour(request, context)
         except Exception as error:
             _abort(context, error, name)
 
