@@ -45,6 +45,21 @@ class AdminServiceStub:
                 request_serializer=cogfs_dot_v1_dot_admin__pb2.CollectRequest.SerializeToString,
                 response_deserializer=cogfs_dot_v1_dot_admin__pb2.CollectResponse.FromString,
                 _registered_method=True)
+        self.Check = channel.unary_unary(
+                '/cogfs.v1.AdminService/Check',
+                request_serializer=cogfs_dot_v1_dot_admin__pb2.CheckRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_admin__pb2.CheckResponse.FromString,
+                _registered_method=True)
+        self.Repair = channel.unary_unary(
+                '/cogfs.v1.AdminService/Repair',
+                request_serializer=cogfs_dot_v1_dot_admin__pb2.RepairRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_admin__pb2.RepairResponse.FromString,
+                _registered_method=True)
+        self.GetStats = channel.unary_unary(
+                '/cogfs.v1.AdminService/GetStats',
+                request_serializer=cogfs_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_admin__pb2.Stats.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -67,6 +82,28 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Check(self, request, context):
+        """Looks whether the store is whole, and changes nothing. What is wrong is in the answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Repair(self, request, context):
+        """Brings back all that is intact, takes contents again from files that still have them, drops what is damaged, and
+        says what is lost. IO: the disk does not give what is there, and nothing is dropped for that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStats(self, request, context):
+        """What takes the space. It reads all directories of all snapshots, which may take some time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -79,6 +116,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Collect,
                     request_deserializer=cogfs_dot_v1_dot_admin__pb2.CollectRequest.FromString,
                     response_serializer=cogfs_dot_v1_dot_admin__pb2.CollectResponse.SerializeToString,
+            ),
+            'Check': grpc.unary_unary_rpc_method_handler(
+                    servicer.Check,
+                    request_deserializer=cogfs_dot_v1_dot_admin__pb2.CheckRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_admin__pb2.CheckResponse.SerializeToString,
+            ),
+            'Repair': grpc.unary_unary_rpc_method_handler(
+                    servicer.Repair,
+                    request_deserializer=cogfs_dot_v1_dot_admin__pb2.RepairRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_admin__pb2.RepairResponse.SerializeToString,
+            ),
+            'GetStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStats,
+                    request_deserializer=cogfs_dot_v1_dot_admin__pb2.GetStatsRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_admin__pb2.Stats.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -136,6 +188,87 @@ class AdminService:
             '/cogfs.v1.AdminService/Collect',
             cogfs_dot_v1_dot_admin__pb2.CollectRequest.SerializeToString,
             cogfs_dot_v1_dot_admin__pb2.CollectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Check(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.AdminService/Check',
+            cogfs_dot_v1_dot_admin__pb2.CheckRequest.SerializeToString,
+            cogfs_dot_v1_dot_admin__pb2.CheckResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Repair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.AdminService/Repair',
+            cogfs_dot_v1_dot_admin__pb2.RepairRequest.SerializeToString,
+            cogfs_dot_v1_dot_admin__pb2.RepairResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.AdminService/GetStats',
+            cogfs_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
+            cogfs_dot_v1_dot_admin__pb2.Stats.FromString,
             options,
             channel_credentials,
             insecure,

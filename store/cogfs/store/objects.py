@@ -379,6 +379,27 @@ class Objects:
         with self._lock:
             return dict(self._ends)
 
+    def indexed(self, name: Hash) -> Location | None:
+        """Where the index says that an object is, whatever is pending; None when it has no valid row."""
+        row = self._database.get(Table.OBJECTS, name)
+        try:
+            return None if row is None else Location.decode(row)
+        except ValueError:
+            return None
+
+    def renew(self, name: Hash, kind: ObjectKind, data: bytes) -> None:
+        """Puts an object anew, whatever there is of it."""
+        self._damaged.add(name)
+        self.put(kind, data)
+
+    def place(self, name: Hash, location: Location | None, change: Change) -> None:
+        """Says in ``change`` that an object is there, or with None nowhere: the index was wrong."""
+        if location is None:
+            change.delete(Table.OBJECTS, name)
+        else:
+            change.put(Table.OBJECTS, name, location.encode())
+        self._damaged.discard(name)
+
     def located(self, start: Hash, limit: int) -> list[tuple[Hash, Location]]:
         """Up to ``limit`` objects of the index, by name, from ``start`` on. Corrupt."""
         found = []

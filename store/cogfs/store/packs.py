@@ -29,6 +29,7 @@ from cogfs.store.files import sync_directory
 from cogfs.store.records import (
     PACK_HEADER_SIZE,
     RECORD_HEADER_SIZE,
+    RECORD_MAGIC,
     RecordHeader,
     check_pack_header,
     pack_header,
@@ -40,6 +41,8 @@ PACK_LIMIT = 64 * 1024 * 1024
 #: Descriptors kept for reading.
 _OPEN_FILES = 64
 _NAME = re.compile(r"([0-9a-f]{8})\.pack")
+#: Bytes that are searched at a time for the begin of a record.
+_STRIDE = 1024 * 1024
 _TORN = "a record is cut off"
 #: Of these another start may know nothing, so a tail is not given up for them.
 _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -347,6 +350,38 @@ class Packs:
         except OSError as error:
             raise of_system(error, f"reading pack {number:08x}") from error
 
+    def trouble(self, number: int, end: int) -> str:
+        """What is wrong with the file of a pack that should reach to ``end``, as a sentence; empty: nothing."""
+        try:
+            with self._open(number) as fd:
+                size = os.fstat(fd).st_size
+                header = _read_exactly(fd, 0, PACK_HEADER_SIZE)
+        except FileNotFoundError:
+            return f"pack {number:08x} is missing"
+        except OSError as error:
+            return f"pack {number:08x} cannot be read: {error.strerror}"
+        if header != pack_header(number):
+            return f"the header of pack {number:08x} is damaged"
+        return f"pack {number:08x} is cut off: it has {size} bytes of {end}" if size < end else ""
+
+    def salvage(self, number: int, end: int) -> Iterator[Record]:
+        """The records of a pack before ``end`` whose checksums are right, also behind damaged ones. StoreIO."""
+        try:
+            with self._open(number) as fd:
+                size = min(end, os.fstat(fd).st_size)
+                offset = PACK_HEADER_SIZE
+                while offset < size:
+                    try:
+                        for record in _records(fd, number, offset, size):
+                            offset = record.end
+                            yield record
+                    except ValueError:
+                        offset = _next_magic(fd, offset + 1, size)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise of_system(error, f"reading pack {number:08x}") from error
+
     # --- files
 
     def _path(self, number: int) -> Path:
@@ -413,6 +448,20 @@ def _records(fd: int, number: int, offset: int, size: int) -> Iterator[Record]:
         record = Record(number, offset, header, head, payload)
         yield record
         offset = record.end
+
+
+def _next_magic(fd: int, offset: int, size: int) -> int:
+    """Where a record may begin, from ``offset`` on; ``size`` when nowhere."""
+    while offset < size:
+        data = _read_exactly(fd, offset, min(_STRIDE, size - offset))
+        found = data.find(RECORD_MAGIC)
+        if found >= 0:
+            return offset + found
+        if len(data) < len(RECORD_MAGIC):
+            return size
+        # The mark may lie across the end of what was read.
+        offset += len(data) - len(RECORD_MAGIC) + 1
+    return size
 
 
 def _renew(fd: int, record: Record) -> bool:

@@ -89,6 +89,22 @@ def _decode(decoder: msgspec.msgpack.Decoder[_Row], value: bytes, table: Table, 
         raise Corrupt(f"the index has no valid row {key!r} of {table.value}: {error}") from error
 
 
+def decodes() -> dict[Table, Callable[[bytes], object]]:
+    """How the rows of each table that has any are decoded. MsgspecError, ValueError."""
+    return {
+        Table.WORKSPACES: _workspace.decode,
+        Table.SNAPSHOTS: _snapshot.decode,
+        Table.THREADS: _thread.decode,
+        Table.ENTRIES: _entry.decode,
+        Table.JOURNALS: _journal.decode,
+        Table.RECORD_STATES: _record_state.decode,
+        Table.DIRECTORIES: _directory.decode,
+        Table.LINKS: _link.decode,
+        Table.BOUNDARIES: _boundary.decode,
+        Table.POLICIES: _policy.decode,
+    }
+
+
 class Reader:
     """The rows in one transaction that reads. Use it in the thread and the block that it was made for."""
 

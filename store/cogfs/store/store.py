@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from cogfs.store import chunking, packs, trees
+from cogfs.store.check import Check, Checked
 from cogfs.store.database import MAP_SIZE, Change, Database, Table, check_number
 from cogfs.store.errors import Corrupt, NoSpace, NotFound, StoreError, UnsupportedFormat, translated
 from cogfs.store.files import sync_directory
@@ -28,9 +29,11 @@ from cogfs.store.objects import Objects, Recovered
 from cogfs.store.packs import Packs
 from cogfs.store.place import Place
 from cogfs.store.recent import GRACE
+from cogfs.store.repair import Repair, Repaired, Retake
 from cogfs.store.rows import Reader, Writer
 from cogfs.store.schema import FORMAT_VERSION, Chunks, Hash, ObjectKind, Tree, TreeEntry
 from cogfs.store.steps import step
+from cogfs.store.usage import Usage, use
 
 _FORMAT_KEY = b"format"
 _FORMAT_SIZE = 4
@@ -364,6 +367,42 @@ class Store:
                 )
             finally:
                 self._named = None
+
+    def check(
+        self,
+        more_roots: Callable[[], Iterable[Root]] = tuple,
+        *,
+        data: bool = False,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> Checked:
+        """Looks whether all is as it must be, and with ``data`` reads and hashes every object. What is found damaged is
+        put anew when it comes again."""
+        self._check_open()
+        with self.operation():
+            check = Check(self._database, self._objects, self._packs, lambda: goes_on() and not self._closed)
+            return check.run(more_roots, data=data)
+
+    def repair(
+        self,
+        more_roots: Callable[[], Iterable[Root]] = tuple,
+        retake: Retake = lambda affected: None,
+    ) -> Repaired:
+        """Brings back what is intact, and drops what is damaged. ``retake`` may put again what snapshots need and have
+        lost: it gets the paths. No collection goes on meanwhile. Store errors."""
+        with self._collecting, self.operation():
+            self._check_open()
+            return Repair(self._database, self._objects, self._packs, self._edit).run(more_roots, retake)
+
+    def usage(
+        self,
+        more_roots: Callable[[], Iterable[Root]] = tuple,
+        *,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> Usage:
+        """What takes the space, by workspace and by snapshot. Interrupted when ``goes_on`` says no."""
+        self._check_open()
+        with self.operation():
+            return use(self._database, self._objects, more_roots, lambda: goes_on() and not self._closed)
 
     def _note(self, row: object) -> None:
         if self._named is not None:

@@ -70,9 +70,7 @@ class Collector:
 
     def _collect(self, grace: float, thorough: bool, patience: float, goes_on: Callable[[], bool]) -> Collected:
         started = time.monotonic()
-        done = self._store.collect(
-            lambda: list(self._roots()), grace=grace, thorough=thorough, patience=patience, goes_on=goes_on
-        )
+        done = self._store.collect(self.roots, grace=grace, thorough=thorough, patience=patience, goes_on=goes_on)
         for one in done.unreadable:
             _log.warning("gc.unreadable", snapshot=one.snapshot_id, workspace=one.workspace_id, reason=one.reason)
         if done.deferred:
@@ -88,8 +86,11 @@ class Collector:
         )
         return done
 
+    def roots(self) -> list[Root]:
+        """What the undo logs name. All are read, whether a boundary needs them or not: they are few. CogfsError IO."""
+        return list(self._roots())
+
     def _roots(self) -> Iterator[Root]:
-        """What the undo logs name. All are read, whether a boundary needs them or not: they are few."""
         try:
             paths = sorted(self._places.undo_logs.iterdir())
         except OSError as error:
