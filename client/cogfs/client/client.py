@@ -55,6 +55,19 @@ class Client:
             request.grace.FromTimedelta(grace)
         return self._connection.call(self._connection.admin.Collect, request)
 
+    def check(self, *, data: bool = False) -> admin_pb2.CheckResponse:
+        """Looks whether the store is whole, and changes nothing. With ``data`` every object is read and hashed."""
+        return self._connection.call(self._connection.admin.Check, admin_pb2.CheckRequest(data=data))
+
+    def repair(self) -> admin_pb2.RepairResponse:
+        """Brings back all of the store that is intact, takes contents again from files that still have them, and says
+        which paths of which snapshots are lost."""
+        return self._connection.call(self._connection.admin.Repair, admin_pb2.RepairRequest())
+
+    def stats(self) -> admin_pb2.Stats:
+        """What takes the store's space, by workspace and snapshot."""
+        return self._connection.call(self._connection.admin.GetStats, admin_pb2.GetStatsRequest())
+
     def mount(
         self,
         path: PathArgument,

@@ -86,15 +86,17 @@ class Repair:
         self._leave_damaged_packs()
         bad = self._needed_and_bad(more_roots)
         if bad:
-            before = set(bad)
+            ever = set(bad)
             self._remake_trees(bad)
+            # A directory that is there again tells what it needs.
             bad = self._needed_and_bad(more_roots)
+            ever |= bad.keys()
             affected = self._affected(bad)
             if bad:
                 retake([one for one in affected if one.snapshot_id])
                 self._edit(lambda change: None)
                 bad = self._needed_and_bad(more_roots)
-            self._report.remade = len(before - bad.keys())
+            self._report.remade = len(ever - bad.keys())
             self._report.affected = self._affected(bad)
         self._lose(bad)
         return self._report

@@ -11,14 +11,16 @@ import structlog
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from cogfs.fsd.control.collector import Collector
-from cogfs.fsd.control.errors import invalid
+from cogfs.fsd.control.errors import CogfsError, invalid
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.retaking import retake
 from cogfs.store.check import AffectedPath
 from cogfs.store.gc import Unreadable
+from cogfs.store.reach import Interrupted
 from cogfs.store.recent import GRACE
 from cogfs.store.store import Store
 from cogfs.v1 import admin_pb2, admin_pb2_grpc
+from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
 
@@ -92,7 +94,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     def GetStats(self, request: admin_pb2.GetStatsRequest, context: grpc.ServicerContext) -> admin_pb2.Stats:
         stats = self._store.stats()
-        used = self._store.usage(self._collector.roots, goes_on=context.is_active)
+        try:
+            used = self._store.usage(self._collector.roots, goes_on=context.is_active)
+        except Interrupted:
+            raise CogfsError(Reason.UNAVAILABLE, "the daemon stops") from None
         with self._store.read() as reader:
             known = {row.id: row.root for row in reader.workspaces()}
         return admin_pb2.Stats(
