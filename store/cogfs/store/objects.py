@@ -191,7 +191,10 @@ class Objects:
         (``recent``). What it names is not looked at."""
         # First, so that a collection that decides right now either knows of it or is seen by the look at its sweep.
         self.recent.touch(name)
-        location = self.find(name)
+        try:
+            location = self.find(name)
+        except Corrupt:
+            return False
         return location is not None and name not in self._damaged and self._stays(name, location)
 
     def _stays(self, name: Hash, location: Location) -> bool:

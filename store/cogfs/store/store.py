@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -32,14 +32,13 @@ from cogfs.store.recent import GRACE
 from cogfs.store.repair import Repair, Repaired, Retake
 from cogfs.store.rows import Reader, Writer
 from cogfs.store.schema import FORMAT_VERSION, Chunks, Hash, ObjectKind, Tree, TreeEntry
+from cogfs.store.source import Source
 from cogfs.store.steps import step
+from cogfs.store.treecache import TreeCache
 from cogfs.store.usage import Usage, use
 
 _FORMAT_KEY = b"format"
 _FORMAT_SIZE = 4
-#: Decoded trees are kept up to so many entries in all.
-_CACHED_ENTRIES = 50_000
-_PROBE = 16 * 1024
 #: Threads that hash and compress the pieces of large files, and pieces of one file that they may have.
 _THREADS = max(2, min(4, os.cpu_count() or 2))
 _PIECES_UNDER_WAY = 2 * _THREADS
@@ -69,7 +68,7 @@ class Store:
         #: How often rows were deleted that named objects.
         self.deletions = 0
         self._pieces = ThreadPoolExecutor(_THREADS, thread_name_prefix="pieces")
-        self._trees = _TreeCache()
+        self._trees = TreeCache()
         self._place = Place(self.path)
         try:
             self._database = Database(self._place.index, map_size)
@@ -143,7 +142,7 @@ class Store:
     def put_content(self, read: Callable[[int, int], bytes], size_hint: int) -> tuple[Hash, int]:
         """The same for what ``read`` gives: up to so many bytes at an offset, none at the end. It is asked for one part
         after another, from the beginning, by the thread that calls."""
-        source = _Source(read)
+        source = Source(read)
         head = source.read_up_to(chunking.CHUNK_THRESHOLD + 1, size_hint)
         if len(head) <= chunking.CHUNK_THRESHOLD:
             return self.put_blob(head), len(head)
@@ -464,65 +463,3 @@ class Store:
             change.commit()
         finally:
             change.abort()
-
-
-class _Source:
-    """Reads a file from its beginning."""
-
-    def __init__(self, read: Callable[[int, int], bytes]) -> None:
-        self._read = read
-        self._offset = 0
-        self._head = b""
-
-    def read_up_to(self, limit: int, hint: int) -> bytes:
-        """Up to ``limit`` bytes, fewer only at the end; asks for a little more than ``hint`` first."""
-        wanted = min(limit, max(hint, 0) + 1)
-        parts = []
-        got = 0
-        while got < limit and (data := self._read(wanted, self._offset)):
-            parts.append(data)
-            got += len(data)
-            self._offset += len(data)
-            # After a short read most likely nothing comes, and a large buffer would be made for it.
-            wanted = min(limit - got, _PROBE if len(data) < wanted else chunking.PIECE_SIZE)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def push_back(self, data: bytes) -> None:
-        """Lets ``data`` come first in what ``read`` gives."""
-        self._head = data
-
-    def read(self, length: int) -> bytes:
-        """The next ``length`` bytes, fewer only at the end."""
-        if len(self._head) >= length:
-            data, self._head = self._head[:length], self._head[length:]
-            return data
-        head, self._head = self._head, b""
-        return head + self.read_up_to(length - len(head), length)
-
-
-class _TreeCache:
-    """The decoded trees that were read last."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._trees: OrderedDict[Hash, Tree] = OrderedDict()
-        self._entries = 0
-
-    def get(self, name: Hash) -> Tree | None:
-        with self._lock:
-            tree = self._trees.get(name)
-            if tree is not None:
-                self._trees.move_to_end(name)
-            return tree
-
-    def put(self, name: Hash, tree: Tree) -> None:
-        cost = len(tree.entries) + 1
-        if cost > _CACHED_ENTRIES // 4:
-            return
-        with self._lock:
-            if name not in self._trees:
-                self._trees[name] = tree
-                self._entries += cost
-            while self._entries > _CACHED_ENTRIES:
-                _, dropped = self._trees.popitem(last=False)
-                self._entries -= len(dropped.entries) + 1

@@ -31,6 +31,10 @@ _PAUSE = 10.0
 #: Seconds between two collections, and how many times as long as the last one took.
 _INTERVAL = 300.0
 _SHARE = 20
+#: Seconds after the start of the daemon: what an earlier one left is found then.
+_AFTER_START = 600.0
+#: Snapshots that the log names as unreadable.
+_TOLD = 20
 #: Seconds for which operations that began before are waited for.
 _PATIENCE = 60.0
 _PATIENCE_IN_BACKGROUND = 600.0
@@ -71,7 +75,7 @@ class Collector:
     def _collect(self, grace: float, thorough: bool, patience: float, goes_on: Callable[[], bool]) -> Collected:
         started = time.monotonic()
         done = self._store.collect(self.roots, grace=grace, thorough=thorough, patience=patience, goes_on=goes_on)
-        for one in done.unreadable:
+        for one in done.unreadable[:_TOLD]:
             _log.warning("gc.unreadable", snapshot=one.snapshot_id, workspace=one.workspace_id, reason=one.reason)
         if done.deferred:
             _log.warning("gc.deferred", reason=done.deferred)
@@ -112,8 +116,9 @@ class Collector:
         lower_priority()
         seen = self._store.deletions
         not_before = 0.0
-        #: When what was new at the last collection is not any more.
-        again = float("inf")
+        delay = _INTERVAL
+        #: When to look without a deletion: what was new at the last collection is not any more then.
+        again = time.monotonic() + _AFTER_START
         while not self._stop.wait(_PAUSE):
             now = time.monotonic()
             deletions = self._store.deletions
@@ -126,10 +131,14 @@ class Collector:
                     _PATIENCE_IN_BACKGROUND,
                     lambda: not self._stop.is_set() and not self._asked,
                 )
-                if not done.deferred:
-                    again = now + GRACE if deletions != seen else float("inf")
-                    seen = deletions
+                deferred = bool(done.deferred)
             except (CogfsError, StoreError, OSError) as error:
                 _log.warning("gc.deferred", reason=str(error))
+                deferred = True
             finished = time.monotonic()
-            not_before = finished + max(_INTERVAL, _SHARE * (finished - now))
+            if not deferred:
+                again = now + GRACE if deletions != seen else float("inf")
+                seen = deletions
+            # What puts it off may last.
+            delay = min(2 * delay, GRACE) if deferred else _INTERVAL
+            not_before = finished + max(delay, _SHARE * (finished - now))
