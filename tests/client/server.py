@@ -27,6 +27,18 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
     def GetDaemon(self, request: admin_pb2.GetDaemonRequest, context: Any) -> admin_pb2.Daemon:
         return self.answer(context)
 
+    def Collect(self, request: admin_pb2.CollectRequest, context: Any) -> admin_pb2.CollectResponse:
+        raise NotImplementedError
+
+    def Check(self, request: admin_pb2.CheckRequest, context: Any) -> admin_pb2.CheckResponse:
+        raise NotImplementedError
+
+    def Repair(self, request: admin_pb2.RepairRequest, context: Any) -> admin_pb2.RepairResponse:
+        raise NotImplementedError
+
+    def GetStats(self, request: admin_pb2.GetStatsRequest, context: Any) -> admin_pb2.Stats:
+        raise NotImplementedError
+
 
 @contextlib.contextmanager
 def serving(endpoint: str, answer: Callable[[Any], admin_pb2.Daemon]) -> Iterator[None]:

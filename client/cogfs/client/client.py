@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -43,6 +44,30 @@ class Client:
     def daemon(self, timeout: float | None = None) -> admin_pb2.Daemon:
         """The daemon itself. Unavailable when it does not answer, in ``timeout`` seconds if given."""
         return self._connection.call(self._connection.admin.GetDaemon, admin_pb2.GetDaemonRequest(), timeout)
+
+    def collect(self, *, grace: timedelta | None = None, thorough: bool = False) -> admin_pb2.CollectResponse:
+        """Drops what no snapshot needs any more from the store, and gives back its space.
+
+        What came into the store no longer ago than ``grace`` (an hour) stays. With ``thorough`` every file of the store
+        is rewritten of which anything is dropped, and not only those of which a quarter is.
+        """
+        request = admin_pb2.CollectRequest(thorough=thorough)
+        if grace is not None:
+            request.grace.FromTimedelta(grace)
+        return self._connection.call(self._connection.admin.Collect, request)
+
+    def check(self, *, data: bool = False) -> admin_pb2.CheckResponse:
+        """Looks whether the store is whole, and changes nothing. With ``data`` every object is read and hashed."""
+        return self._connection.call(self._connection.admin.Check, admin_pb2.CheckRequest(data=data))
+
+    def repair(self) -> admin_pb2.RepairResponse:
+        """Brings back all of the store that is intact, takes contents again from files that still have them, and says
+        which paths of which snapshots are lost."""
+        return self._connection.call(self._connection.admin.Repair, admin_pb2.RepairRequest())
+
+    def stats(self) -> admin_pb2.Stats:
+        """What takes the store's space, by workspace and snapshot."""
+        return self._connection.call(self._connection.admin.GetStats, admin_pb2.GetStatsRequest())
 
     def mount(
         self,

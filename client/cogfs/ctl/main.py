@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cogfs.ctl import daemon, forks, runs, snapshots, threads, workspaces
+from cogfs.ctl import daemon, forks, runs, snapshots, store, threads, workspaces
 from cogfs.ctl.invocation import Invocation, UsageError
 
 USAGE_EXIT = 2
@@ -65,6 +65,10 @@ _add(app, "cat", snapshots.cat, "cat SNAPSHOT src/main.py")
 _add(app, "ls", snapshots.ls, "ls SNAPSHOT src")
 _add(app, "restore", snapshots.restore, "restore SNAPSHOT src --dry-run")
 _add(app, "prune", snapshots.prune, "prune ~/project --count 50 --max-age 14d")
+_add(app, "gc", store.gc, "gc")
+_add(app, "check", store.check, "check --data")
+_add(app, "repair", store.repair, "repair")
+_add(app, "stats", store.stats, "stats --snapshots")
 _add(app, "undo", snapshots.undo, "undo ~/project")
 _add(app, "policy", threads.policy, "policy --agent coder --exclude 'dist/**'")
 _add(app, "exec", runs.execute, "exec chat -- make test")

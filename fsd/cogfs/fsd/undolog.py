@@ -21,7 +21,7 @@ import os
 import stat
 import struct
 from bisect import bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -319,6 +319,13 @@ class UndoLog:
             self._pieces.setdefault(record.inode, []).append(piece)
         else:
             self._inodes.setdefault(record.was.status.inode, []).append((self._count, record))
+
+    def stored(self) -> Iterator[bytes]:
+        """The names of the objects in the store that records name."""
+        for records in self._inodes.values():
+            for _, record in records:
+                if record.was.hash:
+                    yield record.was.hash
 
     def entry(self, directory: int, name: bytes, boundary: int) -> EntryWas | None:
         """What ``name`` in ``directory`` was at ``boundary``; None: what it is."""

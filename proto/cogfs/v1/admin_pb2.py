@@ -22,20 +22,47 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x63ogfs/v1/admin.proto\x12\x08\x63ogfs.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetDaemonRequest\"\xa3\x01\n\x06\x44\x61\x65mon\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05store\x18\x04 \x01(\x0c\x12.\n\nstarted_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rstore_objects\x18\x06 \x01(\x03\x12\x13\n\x0bstore_bytes\x18\x07 \x01(\x03\x32I\n\x0c\x41\x64minService\x12\x39\n\tGetDaemon\x12\x1a.cogfs.v1.GetDaemonRequest\x1a\x10.cogfs.v1.Daemonb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x63ogfs/v1/admin.proto\x12\x08\x63ogfs.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetDaemonRequest\"\xa3\x01\n\x06\x44\x61\x65mon\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05store\x18\x04 \x01(\x0c\x12.\n\nstarted_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rstore_objects\x18\x06 \x01(\x03\x12\x13\n\x0bstore_bytes\x18\x07 \x01(\x03\"L\n\x0e\x43ollectRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08thorough\x18\x02 \x01(\x08\"\xd3\x01\n\x0f\x43ollectResponse\x12\x17\n\x0fobjects_dropped\x18\x01 \x01(\x03\x12\x14\n\x0cobjects_kept\x18\x02 \x01(\x03\x12\x13\n\x0b\x62ytes_freed\x18\x03 \x01(\x03\x12\x15\n\rpacks_removed\x18\x04 \x01(\x03\x12\x14\n\x0c\x62ytes_wasted\x18\x05 \x01(\x03\x12(\n\nunreadable\x18\x06 \x03(\x0b\x32\x14.cogfs.v1.Unreadable\x12\x10\n\x08\x64\x65\x66\x65rred\x18\x07 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x08 \x01(\x01\"G\n\nUnreadable\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x14\n\x0cworkspace_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x1c\n\x0c\x43heckRequest\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x08\"\xd5\x01\n\rCheckResponse\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0f\n\x07objects\x18\x02 \x01(\x03\x12\x11\n\tsnapshots\x18\x03 \x01(\x03\x12\x12\n\nbytes_read\x18\x04 \x01(\x03\x12\x18\n\x10objects_unneeded\x18\x05 \x01(\x03\x12#\n\x08problems\x18\x06 \x03(\x0b\x32\x11.cogfs.v1.Problem\x12\x17\n\x0fproblems_untold\x18\x07 \x01(\x03\x12(\n\x08\x61\x66\x66\x65\x63ted\x18\x08 \x03(\x0b\x32\x16.cogfs.v1.AffectedPath\"4\n\x07Problem\x12\r\n\x05\x63heck\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04hash\x18\x03 \x01(\x0c\"G\n\x0c\x41\x66\x66\x65\x63tedPath\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x14\n\x0cworkspace_id\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\x0c\"\x0f\n\rRepairRequest\"\xad\x01\n\x0eRepairResponse\x12\x16\n\x0eobjects_intact\x18\x01 \x01(\x03\x12\x15\n\robjects_found\x18\x02 \x01(\x03\x12\x16\n\x0eobjects_remade\x18\x03 \x01(\x03\x12\x14\n\x0cobjects_lost\x18\x04 \x01(\x03\x12\x14\n\x0crows_dropped\x18\x05 \x03(\t\x12(\n\x08\x61\x66\x66\x65\x63ted\x18\x06 \x03(\x0b\x32\x16.cogfs.v1.AffectedPath\"\x11\n\x0fGetStatsRequest\"\xcc\x01\n\x05Stats\x12\x0f\n\x07objects\x18\x01 \x01(\x03\x12\r\n\x05packs\x18\x02 \x01(\x03\x12\x12\n\npack_bytes\x18\x03 \x01(\x03\x12\x13\n\x0bindex_bytes\x18\x04 \x01(\x03\x12\x11\n\traw_bytes\x18\x05 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x06 \x01(\x03\x12\r\n\x05ratio\x18\x07 \x01(\x01\x12\x16\n\x0eunneeded_bytes\x18\x08 \x01(\x03\x12*\n\nworkspaces\x18\t \x03(\x0b\x32\x16.cogfs.v1.WorkspaceUse\"\xa0\x01\n\x0cWorkspaceUse\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\t\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12\x16\n\x0esnapshot_count\x18\x03 \x01(\x03\x12\x14\n\x0cunique_bytes\x18\x04 \x01(\x03\x12\x14\n\x0cshared_bytes\x18\x05 \x01(\x03\x12(\n\tsnapshots\x18\x06 \x03(\x0b\x32\x15.cogfs.v1.SnapshotUse\"N\n\x0bSnapshotUse\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x14\n\x0cunique_bytes\x18\x02 \x01(\x03\x12\x14\n\x0cshared_bytes\x18\x03 \x01(\x03\x32\xb8\x02\n\x0c\x41\x64minService\x12\x39\n\tGetDaemon\x12\x1a.cogfs.v1.GetDaemonRequest\x1a\x10.cogfs.v1.Daemon\x12>\n\x07\x43ollect\x12\x18.cogfs.v1.CollectRequest\x1a\x19.cogfs.v1.CollectResponse\x12\x38\n\x05\x43heck\x12\x16.cogfs.v1.CheckRequest\x1a\x17.cogfs.v1.CheckResponse\x12;\n\x06Repair\x12\x17.cogfs.v1.RepairRequest\x1a\x18.cogfs.v1.RepairResponse\x12\x36\n\x08GetStats\x12\x19.cogfs.v1.GetStatsRequest\x1a\x0f.cogfs.v1.Statsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cogfs.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETDAEMONREQUEST']._serialized_start=67
-  _globals['_GETDAEMONREQUEST']._serialized_end=85
-  _globals['_DAEMON']._serialized_start=88
-  _globals['_DAEMON']._serialized_end=251
-  _globals['_ADMINSERVICE']._serialized_start=253
-  _globals['_ADMINSERVICE']._serialized_end=326
+  _globals['_GETDAEMONREQUEST']._serialized_start=99
+  _globals['_GETDAEMONREQUEST']._serialized_end=117
+  _globals['_DAEMON']._serialized_start=120
+  _globals['_DAEMON']._serialized_end=283
+  _globals['_COLLECTREQUEST']._serialized_start=285
+  _globals['_COLLECTREQUEST']._serialized_end=361
+  _globals['_COLLECTRESPONSE']._serialized_start=364
+  _globals['_COLLECTRESPONSE']._serialized_end=575
+  _globals['_UNREADABLE']._serialized_start=577
+  _globals['_UNREADABLE']._serialized_end=648
+  _globals['_CHECKREQUEST']._serialized_start=650
+  _globals['_CHECKREQUEST']._serialized_end=678
+  _globals['_CHECKRESPONSE']._serialized_start=681
+  _globals['_CHECKRESPONSE']._serialized_end=894
+  _globals['_PROBLEM']._serialized_start=896
+  _globals['_PROBLEM']._serialized_end=948
+  _globals['_AFFECTEDPATH']._serialized_start=950
+  _globals['_AFFECTEDPATH']._serialized_end=1021
+  _globals['_REPAIRREQUEST']._serialized_start=1023
+  _globals['_REPAIRREQUEST']._serialized_end=1038
+  _globals['_REPAIRRESPONSE']._serialized_start=1041
+  _globals['_REPAIRRESPONSE']._serialized_end=1214
+  _globals['_GETSTATSREQUEST']._serialized_start=1216
+  _globals['_GETSTATSREQUEST']._serialized_end=1233
+  _globals['_STATS']._serialized_start=1236
+  _globals['_STATS']._serialized_end=1440
+  _globals['_WORKSPACEUSE']._serialized_start=1443
+  _globals['_WORKSPACEUSE']._serialized_end=1603
+  _globals['_SNAPSHOTUSE']._serialized_start=1605
+  _globals['_SNAPSHOTUSE']._serialized_end=1683
+  _globals['_ADMINSERVICE']._serialized_start=1686
+  _globals['_ADMINSERVICE']._serialized_end=1998
 # @@protoc_insertion_point(module_scope)

@@ -3,9 +3,12 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -71,3 +74,408 @@ class Daemon(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Daemon: _TypeAlias = Daemon  # noqa: Y015
+
+@_typing.final
+class CollectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRACE_FIELD_NUMBER: _builtins.int
+    THOROUGH_FIELD_NUMBER: _builtins.int
+    thorough: _builtins.bool
+    """Rewrite every file of the store of which anything is dropped, and not only those of which a quarter is."""
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """What came into the store no longer ago than this stays, needed or not: an hour, if it is unset."""
+
+    def __init__(
+        self,
+        *,
+        grace: _duration_pb2.Duration | None = ...,
+        thorough: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace", "thorough", b"thorough"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CollectRequest: _TypeAlias = CollectRequest  # noqa: Y015
+
+@_typing.final
+class CollectResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECTS_DROPPED_FIELD_NUMBER: _builtins.int
+    OBJECTS_KEPT_FIELD_NUMBER: _builtins.int
+    BYTES_FREED_FIELD_NUMBER: _builtins.int
+    PACKS_REMOVED_FIELD_NUMBER: _builtins.int
+    BYTES_WASTED_FIELD_NUMBER: _builtins.int
+    UNREADABLE_FIELD_NUMBER: _builtins.int
+    DEFERRED_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    objects_dropped: _builtins.int
+    """Objects (contents of files, pieces of them, directories) that were dropped, and that stay."""
+    objects_kept: _builtins.int
+    bytes_freed: _builtins.int
+    """What the files of the store are smaller by, and how many of them were removed."""
+    packs_removed: _builtins.int
+    bytes_wasted: _builtins.int
+    """What is of no use and stays, in files of which most is needed."""
+    deferred: _builtins.str
+    """Why all or part of it is left for another time; empty: all is done."""
+    duration_ms: _builtins.float
+    @_builtins.property
+    def unreadable(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unreadable]:
+        """What needs something that cannot be read."""
+
+    def __init__(
+        self,
+        *,
+        objects_dropped: _builtins.int = ...,
+        objects_kept: _builtins.int = ...,
+        bytes_freed: _builtins.int = ...,
+        packs_removed: _builtins.int = ...,
+        bytes_wasted: _builtins.int = ...,
+        unreadable: _abc.Iterable[Global___Unreadable] | None = ...,
+        deferred: _builtins.str = ...,
+        duration_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_freed", b"bytes_freed", "bytes_wasted", b"bytes_wasted", "deferred", b"deferred", "duration_ms", b"duration_ms", "objects_dropped", b"objects_dropped", "objects_kept", b"objects_kept", "packs_removed", b"packs_removed", "unreadable", b"unreadable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CollectResponse: _TypeAlias = CollectResponse  # noqa: Y015
+
+@_typing.final
+class Unreadable(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    WORKSPACE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    """Empty when it is what is recorded of the workspace, and no snapshot."""
+    workspace_id: _builtins.str
+    """Empty when it is not known."""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        workspace_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "snapshot_id", b"snapshot_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unreadable: _TypeAlias = Unreadable  # noqa: Y015
+
+@_typing.final
+class CheckRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bool
+    """Read and hash every object, and not only look at what names it."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckRequest: _TypeAlias = CheckRequest  # noqa: Y015
+
+@_typing.final
+class CheckResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OK_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    BYTES_READ_FIELD_NUMBER: _builtins.int
+    OBJECTS_UNNEEDED_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    PROBLEMS_UNTOLD_FIELD_NUMBER: _builtins.int
+    AFFECTED_FIELD_NUMBER: _builtins.int
+    ok: _builtins.bool
+    """There is no problem."""
+    objects: _builtins.int
+    snapshots: _builtins.int
+    bytes_read: _builtins.int
+    """What was read and hashed for `data`, as it is stored."""
+    objects_unneeded: _builtins.int
+    """Objects that nothing needs: a collection drops them."""
+    problems_untold: _builtins.int
+    """How many more there are than told."""
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___Problem]: ...
+    @_builtins.property
+    def affected(self) -> _containers.RepeatedCompositeFieldContainer[Global___AffectedPath]:
+        """What cannot be read of snapshots, up to 1,000 paths."""
+
+    def __init__(
+        self,
+        *,
+        ok: _builtins.bool = ...,
+        objects: _builtins.int = ...,
+        snapshots: _builtins.int = ...,
+        bytes_read: _builtins.int = ...,
+        objects_unneeded: _builtins.int = ...,
+        problems: _abc.Iterable[Global___Problem] | None = ...,
+        problems_untold: _builtins.int = ...,
+        affected: _abc.Iterable[Global___AffectedPath] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["affected", b"affected", "bytes_read", b"bytes_read", "objects", b"objects", "objects_unneeded", b"objects_unneeded", "ok", b"ok", "problems", b"problems", "problems_untold", b"problems_untold", "snapshots", b"snapshots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckResponse: _TypeAlias = CheckResponse  # noqa: Y015
+
+@_typing.final
+class Problem(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECK_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    check: _builtins.str
+    """Which check found it: rows, snapshots, conversations, packs, index, contents, reach."""
+    text: _builtins.str
+    hash: _builtins.bytes
+    """The object that it is about, if it is about one."""
+    def __init__(
+        self,
+        *,
+        check: _builtins.str = ...,
+        text: _builtins.str = ...,
+        hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "hash", b"hash", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Problem: _TypeAlias = Problem  # noqa: Y015
+
+@_typing.final
+class AffectedPath(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    WORKSPACE_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    """Empty: it is what is recorded of the workspace, which is made anew."""
+    workspace_id: _builtins.str
+    path: _builtins.bytes
+    """Empty: the whole snapshot."""
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        workspace_id: _builtins.str = ...,
+        path: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "snapshot_id", b"snapshot_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AffectedPath: _TypeAlias = AffectedPath  # noqa: Y015
+
+@_typing.final
+class RepairRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairRequest: _TypeAlias = RepairRequest  # noqa: Y015
+
+@_typing.final
+class RepairResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECTS_INTACT_FIELD_NUMBER: _builtins.int
+    OBJECTS_FOUND_FIELD_NUMBER: _builtins.int
+    OBJECTS_REMADE_FIELD_NUMBER: _builtins.int
+    OBJECTS_LOST_FIELD_NUMBER: _builtins.int
+    ROWS_DROPPED_FIELD_NUMBER: _builtins.int
+    AFFECTED_FIELD_NUMBER: _builtins.int
+    objects_intact: _builtins.int
+    objects_found: _builtins.int
+    """Objects of which another copy was found."""
+    objects_remade: _builtins.int
+    """Objects that were made again from what is recorded, or read again from files."""
+    objects_lost: _builtins.int
+    @_builtins.property
+    def rows_dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Rows of the index that could not be read, by table and key."""
+
+    @_builtins.property
+    def affected(self) -> _containers.RepeatedCompositeFieldContainer[Global___AffectedPath]:
+        """What is lost of snapshots, up to 1,000 paths."""
+
+    def __init__(
+        self,
+        *,
+        objects_intact: _builtins.int = ...,
+        objects_found: _builtins.int = ...,
+        objects_remade: _builtins.int = ...,
+        objects_lost: _builtins.int = ...,
+        rows_dropped: _abc.Iterable[_builtins.str] | None = ...,
+        affected: _abc.Iterable[Global___AffectedPath] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["affected", b"affected", "objects_found", b"objects_found", "objects_intact", b"objects_intact", "objects_lost", b"objects_lost", "objects_remade", b"objects_remade", "rows_dropped", b"rows_dropped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairResponse: _TypeAlias = RepairResponse  # noqa: Y015
+
+@_typing.final
+class GetStatsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatsRequest: _TypeAlias = GetStatsRequest  # noqa: Y015
+
+@_typing.final
+class Stats(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    PACKS_FIELD_NUMBER: _builtins.int
+    PACK_BYTES_FIELD_NUMBER: _builtins.int
+    INDEX_BYTES_FIELD_NUMBER: _builtins.int
+    RAW_BYTES_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
+    RATIO_FIELD_NUMBER: _builtins.int
+    UNNEEDED_BYTES_FIELD_NUMBER: _builtins.int
+    WORKSPACES_FIELD_NUMBER: _builtins.int
+    objects: _builtins.int
+    packs: _builtins.int
+    pack_bytes: _builtins.int
+    index_bytes: _builtins.int
+    raw_bytes: _builtins.int
+    """What the objects have, and what they take in the packs."""
+    stored_bytes: _builtins.int
+    ratio: _builtins.float
+    """The quotient of the two; 1 for an empty store."""
+    unneeded_bytes: _builtins.int
+    """What nothing needs, or is needed and cannot be read, and the rest of the packs' bytes, that a collection can free."""
+    @_builtins.property
+    def workspaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkspaceUse]: ...
+    def __init__(
+        self,
+        *,
+        objects: _builtins.int = ...,
+        packs: _builtins.int = ...,
+        pack_bytes: _builtins.int = ...,
+        index_bytes: _builtins.int = ...,
+        raw_bytes: _builtins.int = ...,
+        stored_bytes: _builtins.int = ...,
+        ratio: _builtins.float = ...,
+        unneeded_bytes: _builtins.int = ...,
+        workspaces: _abc.Iterable[Global___WorkspaceUse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_bytes", b"index_bytes", "objects", b"objects", "pack_bytes", b"pack_bytes", "packs", b"packs", "ratio", b"ratio", "raw_bytes", b"raw_bytes", "stored_bytes", b"stored_bytes", "unneeded_bytes", b"unneeded_bytes", "workspaces", b"workspaces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stats: _TypeAlias = Stats  # noqa: Y015
+
+@_typing.final
+class WorkspaceUse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKSPACE_ID_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_COUNT_FIELD_NUMBER: _builtins.int
+    UNIQUE_BYTES_FIELD_NUMBER: _builtins.int
+    SHARED_BYTES_FIELD_NUMBER: _builtins.int
+    SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    workspace_id: _builtins.str
+    root: _builtins.bytes
+    snapshot_count: _builtins.int
+    unique_bytes: _builtins.int
+    """In the packs: what this workspace alone needs, with what is recorded of it, and what others need, too."""
+    shared_bytes: _builtins.int
+    @_builtins.property
+    def snapshots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotUse]: ...
+    def __init__(
+        self,
+        *,
+        workspace_id: _builtins.str = ...,
+        root: _builtins.bytes = ...,
+        snapshot_count: _builtins.int = ...,
+        unique_bytes: _builtins.int = ...,
+        shared_bytes: _builtins.int = ...,
+        snapshots: _abc.Iterable[Global___SnapshotUse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["root", b"root", "shared_bytes", b"shared_bytes", "snapshot_count", b"snapshot_count", "snapshots", b"snapshots", "unique_bytes", b"unique_bytes", "workspace_id", b"workspace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkspaceUse: _TypeAlias = WorkspaceUse  # noqa: Y015
+
+@_typing.final
+class SnapshotUse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    UNIQUE_BYTES_FIELD_NUMBER: _builtins.int
+    SHARED_BYTES_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    unique_bytes: _builtins.int
+    """In the packs: what this snapshot alone needs, which goes with it, and what other snapshots, or what is recorded of a
+    workspace, need, too.
+    """
+    shared_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        unique_bytes: _builtins.int = ...,
+        shared_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shared_bytes", b"shared_bytes", "snapshot_id", b"snapshot_id", "unique_bytes", b"unique_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotUse: _TypeAlias = SnapshotUse  # noqa: Y015

@@ -40,6 +40,26 @@ class AdminServiceStub:
                 request_serializer=cogfs_dot_v1_dot_admin__pb2.GetDaemonRequest.SerializeToString,
                 response_deserializer=cogfs_dot_v1_dot_admin__pb2.Daemon.FromString,
                 _registered_method=True)
+        self.Collect = channel.unary_unary(
+                '/cogfs.v1.AdminService/Collect',
+                request_serializer=cogfs_dot_v1_dot_admin__pb2.CollectRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_admin__pb2.CollectResponse.FromString,
+                _registered_method=True)
+        self.Check = channel.unary_unary(
+                '/cogfs.v1.AdminService/Check',
+                request_serializer=cogfs_dot_v1_dot_admin__pb2.CheckRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_admin__pb2.CheckResponse.FromString,
+                _registered_method=True)
+        self.Repair = channel.unary_unary(
+                '/cogfs.v1.AdminService/Repair',
+                request_serializer=cogfs_dot_v1_dot_admin__pb2.RepairRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_admin__pb2.RepairResponse.FromString,
+                _registered_method=True)
+        self.GetStats = channel.unary_unary(
+                '/cogfs.v1.AdminService/GetStats',
+                request_serializer=cogfs_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_admin__pb2.Stats.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -53,6 +73,37 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Collect(self, request, context):
+        """Drops what no snapshot needs any more, and gives back its space. Waits for a while for operations that began before.
+        VALIDATION_ERROR: `grace` is negative or longer than a year. Where it cannot drop what it should (the disk is full, a
+        snapshot cannot be read) the answer says so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Check(self, request, context):
+        """Looks whether the store is whole, and changes nothing. What is wrong is in the answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Repair(self, request, context):
+        """Brings back all that is intact, takes contents again from files that still have them, drops what is damaged, and
+        says what is lost. IO: the disk does not give what is there, and nothing is dropped for that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStats(self, request, context):
+        """What takes the space. It reads all directories of all snapshots, which may take some time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +111,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetDaemon,
                     request_deserializer=cogfs_dot_v1_dot_admin__pb2.GetDaemonRequest.FromString,
                     response_serializer=cogfs_dot_v1_dot_admin__pb2.Daemon.SerializeToString,
+            ),
+            'Collect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Collect,
+                    request_deserializer=cogfs_dot_v1_dot_admin__pb2.CollectRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_admin__pb2.CollectResponse.SerializeToString,
+            ),
+            'Check': grpc.unary_unary_rpc_method_handler(
+                    servicer.Check,
+                    request_deserializer=cogfs_dot_v1_dot_admin__pb2.CheckRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_admin__pb2.CheckResponse.SerializeToString,
+            ),
+            'Repair': grpc.unary_unary_rpc_method_handler(
+                    servicer.Repair,
+                    request_deserializer=cogfs_dot_v1_dot_admin__pb2.RepairRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_admin__pb2.RepairResponse.SerializeToString,
+            ),
+            'GetStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStats,
+                    request_deserializer=cogfs_dot_v1_dot_admin__pb2.GetStatsRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_admin__pb2.Stats.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +161,114 @@ class AdminService:
             '/cogfs.v1.AdminService/GetDaemon',
             cogfs_dot_v1_dot_admin__pb2.GetDaemonRequest.SerializeToString,
             cogfs_dot_v1_dot_admin__pb2.Daemon.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Collect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.AdminService/Collect',
+            cogfs_dot_v1_dot_admin__pb2.CollectRequest.SerializeToString,
+            cogfs_dot_v1_dot_admin__pb2.CollectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Check(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.AdminService/Check',
+            cogfs_dot_v1_dot_admin__pb2.CheckRequest.SerializeToString,
+            cogfs_dot_v1_dot_admin__pb2.CheckResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Repair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.AdminService/Repair',
+            cogfs_dot_v1_dot_admin__pb2.RepairRequest.SerializeToString,
+            cogfs_dot_v1_dot_admin__pb2.RepairResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cogfs.v1.AdminService/GetStats',
+            cogfs_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
+            cogfs_dot_v1_dot_admin__pb2.Stats.FromString,
             options,
             channel_credentials,
             insecure,

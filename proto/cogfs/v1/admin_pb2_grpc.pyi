@@ -35,6 +35,19 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetDaemon: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDaemonRequest, _admin_pb2.Daemon]
     """What every call may answer: see WorkspaceService."""
+    Collect: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CollectRequest, _admin_pb2.CollectResponse]
+    """Drops what no snapshot needs any more, and gives back its space. Waits for a while for operations that began before.
+    VALIDATION_ERROR: `grace` is negative or longer than a year. Where it cannot drop what it should (the disk is full, a
+    snapshot cannot be read) the answer says so.
+    """
+    Check: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CheckRequest, _admin_pb2.CheckResponse]
+    """Looks whether the store is whole, and changes nothing. What is wrong is in the answer."""
+    Repair: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RepairRequest, _admin_pb2.RepairResponse]
+    """Brings back all that is intact, takes contents again from files that still have them, drops what is damaged, and
+    says what is lost. IO: the disk does not give what is there, and nothing is dropped for that.
+    """
+    GetStats: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.Stats]
+    """What takes the space. It reads all directories of all snapshots, which may take some time."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -43,6 +56,19 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetDaemon: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDaemonRequest, _admin_pb2.Daemon]  # type: ignore[assignment]
     """What every call may answer: see WorkspaceService."""
+    Collect: _aio.UnaryUnaryMultiCallable[_admin_pb2.CollectRequest, _admin_pb2.CollectResponse]  # type: ignore[assignment]
+    """Drops what no snapshot needs any more, and gives back its space. Waits for a while for operations that began before.
+    VALIDATION_ERROR: `grace` is negative or longer than a year. Where it cannot drop what it should (the disk is full, a
+    snapshot cannot be read) the answer says so.
+    """
+    Check: _aio.UnaryUnaryMultiCallable[_admin_pb2.CheckRequest, _admin_pb2.CheckResponse]  # type: ignore[assignment]
+    """Looks whether the store is whole, and changes nothing. What is wrong is in the answer."""
+    Repair: _aio.UnaryUnaryMultiCallable[_admin_pb2.RepairRequest, _admin_pb2.RepairResponse]  # type: ignore[assignment]
+    """Brings back all that is intact, takes contents again from files that still have them, drops what is damaged, and
+    says what is lost. IO: the disk does not give what is there, and nothing is dropped for that.
+    """
+    GetStats: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.Stats]  # type: ignore[assignment]
+    """What takes the space. It reads all directories of all snapshots, which may take some time."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The daemon itself."""
@@ -54,5 +80,42 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.Daemon, _abc.Awaitable[_admin_pb2.Daemon]]:
         """What every call may answer: see WorkspaceService."""
+
+    @_abc_1.abstractmethod
+    def Collect(
+        self,
+        request: _admin_pb2.CollectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CollectResponse, _abc.Awaitable[_admin_pb2.CollectResponse]]:
+        """Drops what no snapshot needs any more, and gives back its space. Waits for a while for operations that began before.
+        VALIDATION_ERROR: `grace` is negative or longer than a year. Where it cannot drop what it should (the disk is full, a
+        snapshot cannot be read) the answer says so.
+        """
+
+    @_abc_1.abstractmethod
+    def Check(
+        self,
+        request: _admin_pb2.CheckRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CheckResponse, _abc.Awaitable[_admin_pb2.CheckResponse]]:
+        """Looks whether the store is whole, and changes nothing. What is wrong is in the answer."""
+
+    @_abc_1.abstractmethod
+    def Repair(
+        self,
+        request: _admin_pb2.RepairRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RepairResponse, _abc.Awaitable[_admin_pb2.RepairResponse]]:
+        """Brings back all that is intact, takes contents again from files that still have them, drops what is damaged, and
+        says what is lost. IO: the disk does not give what is there, and nothing is dropped for that.
+        """
+
+    @_abc_1.abstractmethod
+    def GetStats(
+        self,
+        request: _admin_pb2.GetStatsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.Stats, _abc.Awaitable[_admin_pb2.Stats]]:
+        """What takes the space. It reads all directories of all snapshots, which may take some time."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -59,6 +59,7 @@ class Table(enum.StrEnum):
     COMMANDS = "commands"
     MEMORIES = "memories"
     FORKS = "forks"
+    LOST = "lost"
 
 
 class View:

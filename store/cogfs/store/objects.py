@@ -6,12 +6,19 @@ pending again. The order is always the same: the bytes of a batch are synced, th
 no longer pending.
 
 Hashing and compression run outside ``_lock``, which covers the table of what is pending and the append to a pack.
+
+While a collection sweeps (``Sweep``), an object that it is going to drop counts as absent for those who put or keep it:
+it is put anew, elsewhere. It can still be read until its pack is removed. An object that was copied to another pack is
+pending like one that was put, so it is read from there at once, and the commit that names it there drops nothing else.
+A reader that looked a place up before looks again when it fails.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,7 +27,15 @@ from cogfs.store.database import Change, Database, Table, View, check_number
 from cogfs.store.errors import Corrupt, NotFound, StoreError, of_system, translated
 from cogfs.store.hashing import HASH_SIZE, hash_object
 from cogfs.store.packs import Packs, Record
-from cogfs.store.records import NO_BASE, PACK_HEADER_SIZE, RECORD_HEADER_SIZE, record_header
+from cogfs.store.recent import Position, Recent
+from cogfs.store.records import (
+    NO_BASE,
+    PACK_HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    RecordHeader,
+    parse_record_header,
+    record_header,
+)
 from cogfs.store.schema import Hash, ObjectKind
 from cogfs.store.steps import step
 
@@ -28,6 +43,8 @@ from cogfs.store.steps import step
 _ROW = struct.Struct("<IQQQBB")
 _PACK_KEY_SIZE = 4
 _END_SIZE = 8
+#: The end of a pack whose objects are elsewhere, and whose file is to be removed or is.
+_REMOVED = 0
 #: About what one object takes of the index.
 _ROW_COST = 160
 
@@ -88,6 +105,18 @@ class Recovered(NamedTuple):
     unreadable: tuple[int, ...] = ()
 
 
+class Sweep:
+    """What a collection keeps; all else is going to be dropped."""
+
+    def __init__(self, live: set[Hash], since: Position) -> None:
+        self.live = live
+        self._since = since
+
+    def keeps(self, name: Hash, location: Location) -> bool:
+        """It stays, or is put or moved since the collection decided."""
+        return name in self.live or (location.pack, location.offset) >= self._since
+
+
 class Objects:
     """All objects of a store."""
 
@@ -98,12 +127,24 @@ class Objects:
         self._pending: dict[Hash, Location] = {}
         #: Packs whose sync failed. The system may have dropped what it could not write, and would not say so again.
         self._suspect: set[int] = set()
+        #: Objects of which a read has found that what is stored is not what was put.
+        self._damaged: set[Hash] = set()
+        self._sweep: Sweep | None = None
         self._ends: dict[int, int] = {}
+        #: Packs that are to be removed, or were, and have a row that says so.
+        self._removed: set[int] = set()
         with database.view() as view:
             for key, value in view.scan(Table.PACKS):
                 number = check_number(key, _PACK_KEY_SIZE, "number of a pack")
-                self._ends[number] = check_number(value, _END_SIZE, f"end of pack {number:08x}")
+                end = check_number(value, _END_SIZE, f"end of pack {number:08x}")
+                if end == _REMOVED:
+                    self._removed.add(number)
+                else:
+                    self._ends[number] = end
             self.recovered = self._recover(view)
+        self.recent = Recent(packs.end)
+        for name in self._pending:
+            self.recent.touch(name)
 
     def _recover(self, view: View) -> Recovered:
         """Takes what was pending when the store was last open."""
@@ -120,7 +161,7 @@ class Objects:
             )
             return True
 
-        met = self._packs.settle(self._ends, take)
+        met = self._packs.settle(self._ends, take, self._removed)
         self._suspect |= met.suspect
         size = sum(location.end - location.offset for location in self._pending.values())
         return Recovered(len(self._pending), size, met.dropped, tuple(sorted(met.unreadable)))
@@ -130,15 +171,35 @@ class Objects:
     def put(self, kind: ObjectKind, data: bytes | memoryview) -> Hash:
         """Puts the object and returns its name. Nothing is written when it is there already."""
         name = hash_object(kind, data)
-        if name in self._pending or self._database.get(Table.OBJECTS, name) is not None:
+        if self.keep(name):
             return name
         used_codec, payload = codec.encode(data)
         header = record_header(kind, used_codec, name, len(data), payload)
+        self.recent.pass_by()
         with self._lock:
-            if name not in self._pending:
+            there = self._pending.get(name)
+            if there is None or name in self._damaged or not self._stays(name, there):
                 pack, offset = self._packs.append(header, payload)
                 self._pending[name] = Location(pack, offset, len(payload), len(data), kind, used_codec)
+                self._damaged.discard(name)
+        # Where it is says that it is new.
+        self.recent.untouch(name)
         return name
+
+    def keep(self, name: Hash) -> bool:
+        """Whether the object is there and not known to be damaged; then it stays until a row may have named it
+        (``recent``). What it names is not looked at."""
+        # First, so that a collection that decides right now either knows of it or is seen by the look at its sweep.
+        self.recent.touch(name)
+        try:
+            location = self.find(name)
+        except Corrupt:
+            return False
+        return location is not None and name not in self._damaged and self._stays(name, location)
+
+    def _stays(self, name: Hash, location: Location) -> bool:
+        sweep = self._sweep
+        return sweep is None or sweep.keeps(name, location)
 
     def find(self, name: Hash) -> Location | None:
         """Where the object is, or None."""
@@ -165,7 +226,18 @@ class Objects:
 
     def read(self, name: Hash, kind: ObjectKind) -> bytes:
         """The raw bytes, verified. NotFound, or Corrupt naming the object."""
-        return self._load(name, self.locate(name, kind))
+        location = self.locate(name, kind)
+        while True:
+            try:
+                return self._load(name, location)
+            except StoreError as error:
+                # A collection may have moved it, and removed the pack, since its place was looked up.
+                now = self.locate(name, kind)
+                if now == location:
+                    if isinstance(error, Corrupt):
+                        self._damaged.add(name)
+                    raise
+                location = now
 
     def _load(self, name: Hash, location: Location) -> bytes:
         try:
@@ -244,12 +316,115 @@ class Objects:
         for number in self._suspect:
             self._packs.forget(number)
 
+    # --- collections; one at a time
+
+    def sweep(self, sweep: Sweep | None) -> None:
+        """From now on, what ``sweep`` does not keep counts as absent; None: nothing any more does."""
+        self._sweep = sweep
+
+    def move(self, name: Hash, location: Location) -> None:
+        """Copies the record of an object to the pack that grows, from where the next commit names it. Corrupt when it
+        is damaged; NoSpace and StoreIO leave everything as it was."""
+        record = self._packs.read(location.pack, location.offset, location.end - location.offset)
+        head, payload = record[:RECORD_HEADER_SIZE], record[RECORD_HEADER_SIZE:]
+        try:
+            header = parse_record_header(head)
+            wanted = RecordHeader(
+                location.kind, location.codec, location.stored, location.raw, name, location.base, zlib.crc32(payload)
+            )
+            if header != wanted:
+                raise ValueError("its record is of something else")
+        except ValueError as error:
+            raise Corrupt(f"object {name.hex()} is damaged: {error}", name) from error
+        with self._lock:
+            if name not in self._pending:
+                pack, offset = self._packs.append(head, payload, copy=True)
+                self._pending[name] = location._replace(pack=pack, offset=offset)
+
+    def drop(self, dead: Iterable[tuple[Hash, Location]], change: Change) -> int:
+        """Takes objects out of the index that it still has at these places. How many."""
+        count = 0
+        for name, location in dead:
+            if change.get(Table.OBJECTS, name) == location.encode():
+                change.delete(Table.OBJECTS, name)
+                count += 1
+        return count
+
+    def give_up(self, number: int, change: Change) -> None:
+        """Says in ``change`` that nothing is in pack ``number`` any more; once that is durable, ``remove`` it."""
+        with self._lock:
+            if any(location.pack == number for location in self._pending.values()):
+                raise RuntimeError(f"pack {number:08x} is not empty")
+        change.put(Table.PACKS, number.to_bytes(_PACK_KEY_SIZE), _REMOVED.to_bytes(_END_SIZE))
+
+    def remove(self, number: int) -> int:
+        """Removes a pack that was given up. How many bytes it had."""
+        with self._lock:
+            self._removed.add(number)
+            size = self._ends.pop(number, 0)
+        self._packs.remove(number)
+        return size
+
+    def forget_removed(self, change: Change) -> set[int]:
+        """Takes the rows of the packs out of the index that are removed for good; when that is durable, ``forgotten``
+        tells."""
+        removed = set(self._removed)
+        for number in removed:
+            change.delete(Table.PACKS, number.to_bytes(_PACK_KEY_SIZE))
+        return removed
+
+    def forgotten(self, removed: set[int]) -> None:
+        """The rows of these packs are gone."""
+        self._removed -= removed
+
+    def ends(self) -> dict[int, int]:
+        """The ends of the packs that the index knows."""
+        with self._lock:
+            return dict(self._ends)
+
+    def indexed(self, name: Hash) -> Location | None:
+        """Where the index says that an object is, whatever is pending; None when it has no valid row."""
+        row = self._database.get(Table.OBJECTS, name)
+        try:
+            return None if row is None else Location.decode(row)
+        except ValueError:
+            return None
+
+    def renew(self, name: Hash, kind: ObjectKind, data: bytes) -> None:
+        """Puts an object anew, whatever there is of it."""
+        self._damaged.add(name)
+        self.put(kind, data)
+
+    def place(self, name: Hash, location: Location | None, change: Change) -> None:
+        """Says in ``change`` that an object is there, or with None nowhere: the index was wrong."""
+        if location is None:
+            change.delete(Table.OBJECTS, name)
+        else:
+            change.put(Table.OBJECTS, name, location.encode())
+        self._damaged.discard(name)
+
+    def located(self, start: Hash, limit: int) -> list[tuple[Hash, Location]]:
+        """Up to ``limit`` objects of the index, by name, from ``start`` on. Corrupt."""
+        found = []
+        with self._database.view() as view:
+            for name, row in view.scan(Table.OBJECTS, start=start):
+                try:
+                    found.append((name, Location.decode(row)))
+                except ValueError as error:
+                    raise Corrupt(f"the index has no valid row of object {name.hex()}: {error}", name) from error
+                if len(found) == limit:
+                    break
+        return found
+
     # --- numbers
 
     def count(self) -> int:
         """How many objects there are, those that are pending included."""
+        with self._lock:
+            pending = set(self._pending)
         with self._database.view() as view:
-            return view.count(Table.OBJECTS) + len(self._pending)
+            # What is copied to another pack, or put anew, is in both.
+            return view.count(Table.OBJECTS) + sum(view.get(Table.OBJECTS, name) is None for name in pending)
 
     def pack_bytes(self) -> tuple[int, int]:
         """How many packs hold objects, and how many bytes of them."""

@@ -18,6 +18,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from cogfs.store.files import sync_directory
 from cogfs.store.records import (
     PACK_HEADER_SIZE,
     RECORD_HEADER_SIZE,
+    RECORD_MAGIC,
     RecordHeader,
     check_pack_header,
     pack_header,
@@ -39,6 +41,8 @@ PACK_LIMIT = 64 * 1024 * 1024
 #: Descriptors kept for reading.
 _OPEN_FILES = 64
 _NAME = re.compile(r"([0-9a-f]{8})\.pack")
+#: Bytes that are searched at a time for the begin of a record.
+_STRIDE = 1024 * 1024
 _TORN = "a record is cut off"
 #: Of these another start may know nothing, so a tail is not given up for them.
 _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -89,7 +93,7 @@ class Packs:
 
     def __init__(self, directory: Path, limit: int = PACK_LIMIT) -> None:
         self._directory = directory
-        self._limit = limit
+        self.limit = limit
         self._append_lock = threading.Lock()
         self._files_lock = threading.Lock()
         self._files: OrderedDict[int, _File] = OrderedDict()
@@ -97,7 +101,7 @@ class Packs:
         self._number = 0
         self._end = 0
         self._next_number = 1
-        #: Bytes in all packs.
+        #: Bytes in all packs at the start, and those appended since.
         self._bytes = 0
         #: Ends of the packs that hold bytes that are not synced.
         self._unsynced: dict[int, int] = {}
@@ -106,8 +110,11 @@ class Packs:
 
     # --- start and end
 
-    def settle(self, ends: dict[int, int], take: Callable[[Record], bool]) -> Settled:
-        """Looks at the tail of each pack; ``ends`` has the end of each pack that the index knows.
+    def settle(
+        self, ends: dict[int, int], take: Callable[[Record], bool], removed: AbstractSet[int] = frozenset()
+    ) -> Settled:
+        """Looks at the tail of each pack; ``ends`` has the end of each pack that the index knows. Those in ``removed``
+        are removed first, if they are there.
 
         ``take`` gets the records of the tails, in order. It says whether it needs the record, which then is one that
         waits for a sync, and raises ValueError when the record is not what it says it is. The first such record, or
@@ -119,6 +126,8 @@ class Packs:
         """
         met = Settled()
         with translated("looking at its packs"):
+            for number in removed:
+                self.remove(number)
             sizes = self._sizes()
             settled = dict(ends)
             for number, size in sorted(sizes.items()):
@@ -140,7 +149,7 @@ class Packs:
                     self._drop(number)
                     met.dropped += size
         last = max(settled, default=0)
-        self._next_number = last + 1
+        self._next_number = max([last, *removed]) + 1
         self._bytes = sum(settled.values())
         if last and sizes.get(last, 0) >= settled[last] and last not in met.unreadable | met.suspect:
             self._number, self._end = last, settled[last]
@@ -171,7 +180,7 @@ class Packs:
         return end
 
     def size(self) -> int:
-        """Bytes in all packs."""
+        """Bytes in all packs at the start and appended since: it only counts up, also when packs are removed."""
         return self._bytes
 
     def numbers(self) -> list[int]:
@@ -191,15 +200,16 @@ class Packs:
 
     # --- writing
 
-    def append(self, header: bytes, payload: bytes | memoryview) -> tuple[int, int]:
-        """Appends one record and returns where it is: number of the pack, offset of the header in it.
+    def append(self, header: bytes, payload: bytes | memoryview, *, copy: bool = False) -> tuple[int, int]:
+        """Appends one record and returns where it is: number of the pack, offset of the header in it. A ``copy`` of
+        another record is not counted.
 
         It can be read at once, and is durable after the next ``sync``. NoSpace and StoreIO leave everything as it was.
         """
         length = len(header) + len(payload)
         with self._append_lock:
             try:
-                if not self._number or self._end + length > max(self._limit, PACK_HEADER_SIZE + length):
+                if not self._number or self._end + length > max(self.limit, PACK_HEADER_SIZE + length):
                     self._start_pack()
                 number, offset = self._number, self._end
                 step("pack.append")
@@ -209,7 +219,8 @@ class Packs:
             except OSError as error:
                 raise of_system(error, "writing a pack") from error
             self._end = offset + length
-            self._bytes += length
+            if not copy:
+                self._bytes += length
             self._unsynced[number] = self._end
             return number, offset
 
@@ -248,6 +259,30 @@ class Packs:
         """Stops waiting for a sync of pack ``number``: what it held since the last one is kept elsewhere."""
         with self._append_lock:
             self._unsynced.pop(number, None)
+
+    def end(self) -> tuple[int, int]:
+        """Number of a pack and offset in it: nothing will be appended before."""
+        with self._append_lock:
+            return (self._number, self._end) if self._number else (self._next_number, 0)
+
+    def remove(self, number: int) -> None:
+        """Removes pack ``number``, if it is there, and makes that durable. Who reads it may read on; nothing may be
+        appended to it any more (``leave``)."""
+        with translated("removing a pack"):
+            step("pack.remove")
+            try:
+                os.unlink(self._path(number))
+            except FileNotFoundError:
+                pass
+            with self._files_lock:
+                file = self._files.pop(number, None)
+                if file is not None:
+                    file.dropped = True
+                    if not file.users:
+                        os.close(file.fd)
+            self.forget(number)
+            step("pack.removed")
+            sync_directory(self._directory)
 
     def _start_pack(self) -> None:
         number = self._next_number
@@ -312,6 +347,38 @@ class Packs:
                     yield record.offset, record.header
         except ValueError as error:
             raise Corrupt(f"pack {number:08x} of the store is damaged: {error}") from error
+        except OSError as error:
+            raise of_system(error, f"reading pack {number:08x}") from error
+
+    def trouble(self, number: int, end: int) -> str:
+        """What is wrong with the file of a pack that should reach to ``end``, as a sentence; empty: nothing."""
+        try:
+            with self._open(number) as fd:
+                size = os.fstat(fd).st_size
+                header = _read_exactly(fd, 0, PACK_HEADER_SIZE)
+        except FileNotFoundError:
+            return f"pack {number:08x} is missing"
+        except OSError as error:
+            return f"pack {number:08x} cannot be read: {error.strerror}"
+        if header != pack_header(number):
+            return f"the header of pack {number:08x} is damaged"
+        return f"pack {number:08x} is cut off: it has {size} bytes of {end}" if size < end else ""
+
+    def salvage(self, number: int, end: int) -> Iterator[Record]:
+        """The records of a pack before ``end`` whose checksums are right, also behind damaged ones. StoreIO."""
+        try:
+            with self._open(number) as fd:
+                size = min(end, os.fstat(fd).st_size)
+                offset = PACK_HEADER_SIZE
+                while offset < size:
+                    try:
+                        for record in _records(fd, number, offset, size):
+                            offset = record.end
+                            yield record
+                    except ValueError:
+                        offset = _next_magic(fd, offset + 1, size)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise of_system(error, f"reading pack {number:08x}") from error
 
@@ -381,6 +448,20 @@ def _records(fd: int, number: int, offset: int, size: int) -> Iterator[Record]:
         record = Record(number, offset, header, head, payload)
         yield record
         offset = record.end
+
+
+def _next_magic(fd: int, offset: int, size: int) -> int:
+    """Where a record may begin, from ``offset`` on; ``size`` when nowhere."""
+    while offset < size:
+        data = _read_exactly(fd, offset, min(_STRIDE, size - offset))
+        found = data.find(RECORD_MAGIC)
+        if found >= 0:
+            return offset + found
+        if len(data) < len(RECORD_MAGIC):
+            return size
+        # The mark may lie across the end of what was read.
+        offset += len(data) - len(RECORD_MAGIC) + 1
+    return size
 
 
 def _renew(fd: int, record: Record) -> bool:

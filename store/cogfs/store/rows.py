@@ -7,7 +7,7 @@ the order of the keys is the order of the parts. Values are msgpack (see ``schem
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -97,6 +97,22 @@ def _decode(decoder: msgspec.msgpack.Decoder[_Row], value: bytes, table: Table, 
         return decoder.decode(value)
     except (msgspec.MsgspecError, ValueError) as error:
         raise Corrupt(f"the index has no valid row {key!r} of {table.value}: {error}") from error
+
+
+def decodes() -> dict[Table, Callable[[bytes], object]]:
+    """How the rows of each table that has any are decoded. MsgspecError, ValueError."""
+    return {
+        Table.WORKSPACES: _workspace.decode,
+        Table.SNAPSHOTS: _snapshot.decode,
+        Table.THREADS: _thread.decode,
+        Table.ENTRIES: _entry.decode,
+        Table.JOURNALS: _journal.decode,
+        Table.RECORD_STATES: _record_state.decode,
+        Table.DIRECTORIES: _directory.decode,
+        Table.LINKS: _link.decode,
+        Table.BOUNDARIES: _boundary.decode,
+        Table.POLICIES: _policy.decode,
+    }
 
 
 class Reader:
@@ -368,11 +384,17 @@ class Reader:
 class Writer(Reader):
     """The rows in the one transaction that writes; it reads what it wrote. A bad id is a ValueError."""
 
-    def __init__(self, change: Change) -> None:
+    def __init__(self, change: Change, noted: Callable[[object], None] | None = None) -> None:
+        """``noted`` is told of each row before it is put."""
         super().__init__(change)
         self._change = change
+        self._noted = noted
+        #: A snapshot or a workspace was deleted.
+        self.deleted = False
 
     def _put(self, table: Table, key: bytes, row: object) -> None:
+        if self._noted is not None:
+            self._noted(row)
         self._change.put(table, key, _encoder.encode(row))
 
     def _delete_under(self, table: Table, prefix: bytes) -> None:
@@ -388,6 +410,7 @@ class Writer(Reader):
     def delete_workspace(self, workspace_id: str) -> None:
         """Removes it with its snapshots, their boundaries, its journal and all that is recorded of it; threads stay."""
         prefix = _under(workspace_id)
+        self.deleted = True
         for key, _ in self._change.scan(Table.WORKSPACE_SNAPSHOTS, prefix):
             self._change.delete(Table.SNAPSHOTS, key[len(prefix) :])
             self._change.delete(Table.WORKSPACE_SNAPSHOTS, key)
@@ -407,6 +430,7 @@ class Writer(Reader):
     def delete_snapshot(self, snapshot_id: str) -> None:
         """Removes it. NotFound when there is none."""
         row = self.snapshot(snapshot_id)
+        self.deleted = True
         key = _new_id(snapshot_id)
         self._change.delete(Table.SNAPSHOTS, key)
         self._change.delete(Table.WORKSPACE_SNAPSHOTS, _under(row.workspace_id) + key)

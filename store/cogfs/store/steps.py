@@ -33,6 +33,17 @@ STORE_STEPS = (
     "pack.discard",
 )
 
+#: Steps of a collection, in order; between them lie those of the commits that it makes. A start after a crash may pass
+#: those of the removal of a pack.
+COLLECTION_STEPS = (
+    "gc.marked",
+    "gc.copied",
+    "gc.given-up",
+    "pack.remove",
+    "pack.removed",
+    "gc.forget",
+)
+
 _armed: Callable[[str], None] | None = None
 _lock = threading.Lock()
 

@@ -9,31 +9,36 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from cogfs.store import chunking, packs, trees
+from cogfs.store.check import Check, Checked
 from cogfs.store.database import MAP_SIZE, Change, Database, Table, check_number
-from cogfs.store.errors import Corrupt, StoreError, UnsupportedFormat, translated
+from cogfs.store.errors import Corrupt, NoSpace, NotFound, StoreError, UnsupportedFormat, translated
 from cogfs.store.files import sync_directory
+from cogfs.store.gc import Collected, Collection
+from cogfs.store.naming import Root, names_in
 from cogfs.store.objects import Objects, Recovered
 from cogfs.store.packs import Packs
 from cogfs.store.place import Place
+from cogfs.store.recent import GRACE
+from cogfs.store.repair import Repair, Repaired, Retake
 from cogfs.store.rows import Reader, Writer
 from cogfs.store.schema import FORMAT_VERSION, Chunks, Hash, ObjectKind, Tree, TreeEntry
+from cogfs.store.source import Source
 from cogfs.store.steps import step
+from cogfs.store.treecache import TreeCache
+from cogfs.store.usage import Usage, use
 
 _FORMAT_KEY = b"format"
 _FORMAT_SIZE = 4
-#: Decoded trees are kept up to so many entries in all.
-_CACHED_ENTRIES = 50_000
-_PROBE = 16 * 1024
 #: Threads that hash and compress the pieces of large files, and pieces of one file that they may have.
 _THREADS = max(2, min(4, os.cpu_count() or 2))
 _PIECES_UNDER_WAY = 2 * _THREADS
@@ -57,8 +62,13 @@ class Store:
         self._writer_thread = 0
         self._writer: Writer | None = None
         self._closed = False
+        #: Names in rows that were written since a collection began; None while there is none.
+        self._named: set[Hash] | None = None
+        self._collecting = threading.Lock()
+        #: How often rows were deleted that named objects.
+        self.deletions = 0
         self._pieces = ThreadPoolExecutor(_THREADS, thread_name_prefix="pieces")
-        self._trees = _TreeCache()
+        self._trees = TreeCache()
         self._place = Place(self.path)
         try:
             self._database = Database(self._place.index, map_size)
@@ -66,6 +76,9 @@ class Store:
             try:
                 self._check_format()
                 self._objects = Objects(self._database, self._packs)
+                # Without room for it they are left to the next start.
+                with suppress(NoSpace):
+                    self._forget_removed()
             except BaseException:
                 self._database.close()
                 self._packs.close()
@@ -129,7 +142,7 @@ class Store:
     def put_content(self, read: Callable[[int, int], bytes], size_hint: int) -> tuple[Hash, int]:
         """The same for what ``read`` gives: up to so many bytes at an offset, none at the end. It is asked for one part
         after another, from the beginning, by the thread that calls."""
-        source = _Source(read)
+        source = Source(read)
         head = source.read_up_to(chunking.CHUNK_THRESHOLD + 1, size_hint)
         if len(head) <= chunking.CHUNK_THRESHOLD:
             return self.put_blob(head), len(head)
@@ -162,6 +175,24 @@ class Store:
     def has(self, name: Hash) -> bool:
         """The object has been put."""
         return self._objects.find(name) is not None
+
+    def keep_file(self, name: Hash) -> bool:
+        """Whether the content of a file, known from earlier, is there with all its pieces; if so it stays as if it had
+        just been put."""
+        if not self._objects.keep(name):
+            return False
+        try:
+            if self._file_kind(name) == ObjectKind.BLOB:
+                return True
+            # A collection that was interrupted may have dropped some of them and not the list.
+            return all(self._objects.keep(piece) for piece, _ in self._read_chunks(name).pieces)
+        except (NotFound, Corrupt):
+            return False
+
+    def operation(self) -> AbstractContextManager[None]:
+        """Until the block ends, no collection drops what was there at its begin, was put within it, or is named by any
+        row within it. For all that reads rows and goes on with the names that it found."""
+        return self._objects.recent.operation()
 
     def kind(self, name: Hash) -> ObjectKind:
         """What the object is. NotFound when there is none."""
@@ -255,12 +286,14 @@ class Store:
             self._check_open()
             change = self._database.change()
             try:
-                self._writer = Writer(change)
+                self._writer = Writer(change, self._note)
                 yield self._writer
+                deleted = self._writer.deleted
                 if objects:
                     self._commit(change)
                 else:
                     change.commit()
+                self.deletions += deleted
             finally:
                 self._writer = None
                 change.abort()
@@ -296,8 +329,109 @@ class Store:
         if self._closed:
             raise StoreError("the store is closed")
 
+    # --- collections
+
+    def collect(
+        self,
+        more_roots: Callable[[], Iterable[Root]] = tuple,
+        *,
+        grace: float = GRACE,
+        thorough: bool = False,
+        patience: float = 60.0,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> Collected:
+        """Drops the objects that nothing needs, and gives back the space of packs of which much is dropped.
+
+        Needed is what rows name (``naming``), what ``more_roots`` names (it is asked once the collection has begun),
+        what was put or kept within ``grace`` seconds, and what an operation under way may hold. Those that began
+        before the collection knew what is needed are waited for, ``patience`` seconds at most. ``thorough`` rewrites
+        every pack of which anything is dropped. It ends early, and well, when ``goes_on`` says so. One at a time.
+
+        It takes as much room as one pack, at most. Store errors leave a store in which nothing is lost.
+        """
+        with self._collecting:
+            with self._writing():
+                # No transaction is open now, so none writes a row that is not noted.
+                self._check_open()
+                self._named = set()
+            try:
+                collection = Collection(self._database, self._objects, self._packs, self._edit)
+                return collection.run(
+                    more_roots,
+                    lambda: self._named or set(),
+                    grace=grace,
+                    thorough=thorough,
+                    patience=patience,
+                    goes_on=lambda: goes_on() and not self._closed,
+                )
+            finally:
+                self._named = None
+
+    def check(
+        self,
+        more_roots: Callable[[], Iterable[Root]] = tuple,
+        *,
+        data: bool = False,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> Checked:
+        """Looks whether all is as it must be, and with ``data`` reads and hashes every object. What is found damaged is
+        put anew when it comes again."""
+        self._check_open()
+        with self.operation():
+            check = Check(self._database, self._objects, self._packs, lambda: goes_on() and not self._closed)
+            return check.run(more_roots, data=data)
+
+    def repair(
+        self,
+        more_roots: Callable[[], Iterable[Root]] = tuple,
+        retake: Retake = lambda affected: None,
+    ) -> Repaired:
+        """Brings back what is intact, and drops what is damaged. ``retake`` may put again what snapshots need and have
+        lost: it gets the paths. No collection goes on meanwhile. Store errors."""
+        with self._collecting, self.operation():
+            self._check_open()
+            return Repair(self._database, self._objects, self._packs, self._edit).run(more_roots, retake)
+
+    def usage(
+        self,
+        more_roots: Callable[[], Iterable[Root]] = tuple,
+        *,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> Usage:
+        """What takes the space, by workspace and by snapshot. Interrupted when ``goes_on`` says no."""
+        self._check_open()
+        with self.operation():
+            return use(self._database, self._objects, more_roots, lambda: goes_on() and not self._closed)
+
+    def _note(self, row: object) -> None:
+        if self._named is not None:
+            self._named.update(names_in(row))
+
+    def _edit(self, edit: Callable[[Change], None]) -> None:
+        """Commits what ``edit`` does to the index, together with all objects put so far."""
+        # What is synced first need not be synced while others wait to write.
+        self._objects.sync(self._objects.batch())
+        with self._writing():
+            self._check_open()
+            change = self._database.change()
+            try:
+                edit(change)
+                self._commit(change)
+            finally:
+                change.abort()
+
+    def _forget_removed(self) -> None:
+        change = self._database.change()
+        try:
+            removed = self._objects.forget_removed(change)
+            if removed:
+                change.commit()
+                self._objects.forgotten(removed)
+        finally:
+            change.abort()
+
     def pack_bytes(self) -> int:
-        """Bytes in all packs."""
+        """Bytes in all packs at the start and put since: it only counts up."""
         return self._packs.size()
 
     @property
@@ -329,65 +463,3 @@ class Store:
             change.commit()
         finally:
             change.abort()
-
-
-class _Source:
-    """Reads a file from its beginning."""
-
-    def __init__(self, read: Callable[[int, int], bytes]) -> None:
-        self._read = read
-        self._offset = 0
-        self._head = b""
-
-    def read_up_to(self, limit: int, hint: int) -> bytes:
-        """Up to ``limit`` bytes, fewer only at the end; asks for a little more than ``hint`` first."""
-        wanted = min(limit, max(hint, 0) + 1)
-        parts = []
-        got = 0
-        while got < limit and (data := self._read(wanted, self._offset)):
-            parts.append(data)
-            got += len(data)
-            self._offset += len(data)
-            # After a short read most likely nothing comes, and a large buffer would be made for it.
-            wanted = min(limit - got, _PROBE if len(data) < wanted else chunking.PIECE_SIZE)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def push_back(self, data: bytes) -> None:
-        """Lets ``data`` come first in what ``read`` gives."""
-        self._head = data
-
-    def read(self, length: int) -> bytes:
-        """The next ``length`` bytes, fewer only at the end."""
-        if len(self._head) >= length:
-            data, self._head = self._head[:length], self._head[length:]
-            return data
-        head, self._head = self._head, b""
-        return head + self.read_up_to(length - len(head), length)
-
-
-class _TreeCache:
-    """The decoded trees that were read last."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._trees: OrderedDict[Hash, Tree] = OrderedDict()
-        self._entries = 0
-
-    def get(self, name: Hash) -> Tree | None:
-        with self._lock:
-            tree = self._trees.get(name)
-            if tree is not None:
-                self._trees.move_to_end(name)
-            return tree
-
-    def put(self, name: Hash, tree: Tree) -> None:
-        cost = len(tree.entries) + 1
-        if cost > _CACHED_ENTRIES // 4:
-            return
-        with self._lock:
-            if name not in self._trees:
-                self._trees[name] = tree
-                self._entries += cost
-            while self._entries > _CACHED_ENTRIES:
-                _, dropped = self._trees.popitem(last=False)
-                self._entries -= len(dropped.entries) + 1

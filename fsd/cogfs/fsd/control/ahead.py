@@ -73,7 +73,9 @@ class Ahead:
             if known is None or not known.hash or known.stat != _key(status):
                 return None
             known.in_vain = 0
-            return known.hash
+            name = known.hash
+        # Nothing in the store names it, so it may have been collected.
+        return name if self._store.keep_file(name) else None
 
     def work(self, link: Link, rules: Rules) -> bool:
         """One round. Whether there may be more to do at once."""
@@ -164,10 +166,10 @@ class AheadThread:
         lower_priority(_LOWEST_PRIORITY)
         while not self._stop.wait(_PAUSE):
             for workspace_id, ahead, link, rules in self._all():
-                if not link.alive or self._stop.is_set() or _is_loaded():
+                if not link.alive or self._stop.is_set() or is_loaded():
                     continue
                 try:
-                    while ahead.work(link, rules) and not self._stop.is_set() and not _is_loaded():
+                    while ahead.work(link, rules) and not self._stop.is_set() and not is_loaded():
                         self._store.sync()
                 except (CogfsError, OSError, StoreError) as error:
                     _log.warning("cannot capture ahead", workspace=workspace_id, error=str(error))
@@ -179,7 +181,7 @@ class AheadThread:
             yield workspace_id, ahead, link, rules
 
 
-def _is_loaded() -> bool:
+def is_loaded() -> bool:
     """Whether the processors have more to do than they can."""
     try:
         return os.getloadavg()[0] > 2 * (os.cpu_count() or 1)

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 
 import structlog
 
+from cogfs.fsd.control.collector import Collector
 from cogfs.fsd.control.errors import CogfsError, from_os_error
 from cogfs.fsd.control.newplace import NewPlaces
 from cogfs.fsd.control.notify import notify
@@ -73,16 +74,20 @@ def run(
         supervisor = Supervisor(places, store, engine)
         registry = Registry(places, store, engine)
         new_places = NewPlaces(store, engine, supervisor, registry)
+        collector = Collector(store, places)
         services = [
-            *_own_services(places, store, engine, supervisor, registry),
+            *_own_services(places, store, engine, supervisor, registry, collector),
             *more_services(store, engine, new_places),
         ]
-        server = Server(places.socket, services)
+        server = Server(places.socket, services, store.operation)
         stack.callback(supervisor.stop, leave_mounts=leave_mounts)
         stack.callback(server.stop, _CALLS_PATIENCE)
+        # First of all: a call may be waiting for it.
+        stack.callback(collector.close)
         stack.callback(engine.stopping)
         supervisor.start()
         new_places.recover()
+        collector.start()
         server.start()
         notify("READY=1")
         _log.info("ready", endpoint=places.endpoint, store=str(places.store), pid=os.getpid())
@@ -120,10 +125,15 @@ def _raise_limits() -> None:
 
 
 def _own_services(
-    places: Places, store: Store, engine: Workspaces, supervisor: Supervisor, registry: Registry
+    places: Places,
+    store: Store,
+    engine: Workspaces,
+    supervisor: Supervisor,
+    registry: Registry,
+    collector: Collector,
 ) -> list[Registration]:
     workspaces = WorkspaceService(places, store, engine, supervisor, registry)
-    admin = AdminService(places, store)
+    admin = AdminService(places, store, collector)
     return [
         (
             "cogfs.v1.WorkspaceService",

@@ -61,7 +61,7 @@ class Engine:
     def attach(self, workspace_id: str, link: Link) -> None:
         """A worker, new or adopted, serves the workspace from now on; an interrupted restore is finished first."""
         workspace = self.workspace(workspace_id)
-        with workspace.lock:
+        with self.store.operation(), workspace.lock:
             workspace.attach(link)
             Completion(workspace).recover(link)
             row = workspace.row()
@@ -84,7 +84,7 @@ class Engine:
     def recover(self, workspace_id: str) -> None:
         """Finish an interrupted restore: through the mount when there is one, else on the backing directory."""
         workspace = self.workspace(workspace_id)
-        with workspace.lock:
+        with self.store.operation(), workspace.lock:
             link = workspace.link
             link = link if link is not None and link.alive else None
             if link is None:
@@ -94,7 +94,8 @@ class Engine:
 
     def settle(self, workspace_id: str) -> None:
         """Hand over what is dirty before an orderly unmount."""
-        self.workspace(workspace_id).settle()
+        with self.store.operation():
+            self.workspace(workspace_id).settle()
 
     def lock(self, workspace_id: str) -> threading.RLock:
         return self.workspace(workspace_id).lock

@@ -889,7 +889,7 @@ class Recorder:
             return _opaque(name, status, reason)
         if isinstance(content, OpaqueReason):
             return _opaque(name, status, content)
-        if not self._store.has(content):
+        if not self._store.keep_file(content):
             self._fail(frame, name, "what was captured of it is lost")
         group = self._group(status)
         return self._file_row(name, content, status, _kept(was.xattrs), group)

@@ -106,7 +106,11 @@ class Restoration:
     def restore(self, request: Request, progress: Progress = silent) -> pb.RestoreReport:
         """Carry out, or with ``dry_run`` plan, a restore. CogfsError, store errors and OSError before anything changed;
         after that the error says that the files were taken back."""
-        with self._workspace.lock, self._workspace.sealer.keeping(request.snapshot_id):
+        with (
+            self._store.operation(),
+            self._workspace.lock,
+            self._workspace.sealer.keeping(request.snapshot_id),
+        ):
             return self._restore(request, progress)
 
     def _restore(self, request: Request, progress: Progress) -> pb.RestoreReport:

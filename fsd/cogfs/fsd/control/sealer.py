@@ -293,7 +293,8 @@ class Sealer:
 
     def _preserve(self, link: Link, wanted: Wanted) -> None:
         try:
-            was = self._capture(link, wanted)
+            with self._store.operation():
+                was = self._capture(link, wanted)
         except Exception as error:
             # The call must go on. The snapshot will be FAILED, since the file has changed then and is not in the log.
             failure = as_cogfs_error(error, "capture a file that is about to change")
@@ -421,7 +422,8 @@ class Sealer:
             if row is None:
                 return
             try:
-                self._seal(row)
+                with self._store.operation():
+                    self._seal(row)
             except Stopped:
                 continue
             except Exception as error:

@@ -11,6 +11,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,6 +35,7 @@ _PATIENT_THREADS = 1200
 #: Those calls: streams that last as long as a run, and what waits until a restore is over.
 _PATIENT = frozenset({"WatchRun", "StartRun", "RenewRun", "ResumeRun", "BeginToolCall"})
 PAGE_SIZE_MAX = 1000
+_ADMIN = f"{DOMAIN}.v1.AdminService/"
 
 if TYPE_CHECKING:
     # Generic for the type checker only.
@@ -48,14 +50,16 @@ Registration = tuple[str, Callable[[grpc.Server], None]]
 class Server:
     """A server that answers from ``start`` to ``stop``."""
 
-    def __init__(self, socket: Path, servicers: Sequence[Registration]) -> None:
-        """IO when the socket cannot be bound."""
+    def __init__(
+        self, socket: Path, servicers: Sequence[Registration], operation: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """``operation`` stands around each call that works with what is stored. IO when the socket cannot be bound."""
         self._socket = socket
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rpc")
         self._patient = ThreadPoolExecutor(_PATIENT_THREADS, thread_name_prefix="patient")
         self._server = grpc.server(
             self._pool,
-            interceptors=[_Edge(self._patient)],
+            interceptors=[_Edge(operation, self._patient)],
             options=[
                 ("grpc.max_receive_message_length", -1),
                 ("grpc.max_send_message_length", -1),
@@ -106,8 +110,9 @@ def _identity(path: Path) -> tuple[int, int]:
 class _Edge(grpc.ServerInterceptor):
     """Stands around every call."""
 
-    def __init__(self, patient: ThreadPoolExecutor) -> None:
+    def __init__(self, operation: Callable[[], AbstractContextManager[None]], patient: ThreadPoolExecutor) -> None:
         """``patient`` carries out the calls that may wait for long, so that they never keep the others waiting."""
+        self._operation = operation
         self._patient = patient
 
     def intercept_service(
@@ -121,13 +126,19 @@ class _Edge(grpc.ServerInterceptor):
             return handler
         name = method.rpartition("/")[2]
         pool = self._patient if name in _PATIENT else None
+        # Who watches does so for hours, who administers the store waits for the operations in it, and who may wait for
+        # long works with no contents.
+        apart = name.startswith("Watch") or method.startswith(_ADMIN) or pool is not None
+        around = nullcontext if apart else self._operation
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
-                _In(_unary(handler.unary_unary, name), pool), handler.request_deserializer, handler.response_serializer
+                _In(_unary(handler.unary_unary, name, around), pool),
+                handler.request_deserializer,
+                handler.response_serializer,
             )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
-                _In(_stream(handler.unary_stream, name), pool),
+                _In(_stream(handler.unary_stream, name, around), pool),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
@@ -146,22 +157,28 @@ class _In:
         return self._behaviour(request, context)
 
 
-def _unary(behaviour: Callable[..., Any], name: str) -> Callable[[Any, grpc.ServicerContext], Any]:
+def _unary(
+    behaviour: Callable[..., Any], name: str, around: Callable[[], AbstractContextManager[None]]
+) -> Callable[[Any, grpc.ServicerContext], Any]:
     def run(request: Any, context: grpc.ServicerContext) -> Any:
         try:
             check(request)
-            return behaviour(request, context)
+            with around():
+                return behaviour(request, context)
         except Exception as error:
             _abort(context, error, name)
 
     return run
 
 
-def _stream(behaviour: Callable[..., Any], name: str) -> Callable[[Any, grpc.ServicerContext], Iterator[Any]]:
+def _stream(
+    behaviour: Callable[..., Any], name: str, around: Callable[[], AbstractContextManager[None]]
+) -> Callable[[Any, grpc.ServicerContext], Iterator[Any]]:
     def run(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
             check(request)
-            yield from behaviour(request, context)
+            with around():
+                yield from behaviour(request, context)
         except Exception as error:
             _abort(context, error, name)
 

@@ -1,0 +1,144 @@
+"""Collecting what nothing in the store needs: on request, and in the background some time after snapshots were deleted.
+
+Owns when that is done, and what is needed that no row names: the contents in the undo logs of boundaries that are not
+captured.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from cogfs.fsd.control.ahead import is_loaded
+from cogfs.fsd.control.background import lower_priority
+from cogfs.fsd.control.errors import CogfsError, from_os_error
+from cogfs.fsd.control.places import Places
+from cogfs.fsd.undolog import UndoLog
+from cogfs.store.errors import StoreError
+from cogfs.store.gc import Collected
+from cogfs.store.naming import Root
+from cogfs.store.recent import GRACE
+from cogfs.store.store import Store
+from cogfs.v1.reasons import Reason
+
+_log = structlog.get_logger(__name__)
+
+#: Seconds between two looks whether there is something to do.
+_PAUSE = 10.0
+#: Seconds between two collections, and how many times as long as the last one took.
+_INTERVAL = 300.0
+_SHARE = 20
+#: Seconds after the start of the daemon: what an earlier one left is found then.
+_AFTER_START = 600.0
+#: Snapshots that the log names as unreadable.
+_TOLD = 20
+#: Seconds for which operations that began before are waited for.
+_PATIENCE = 60.0
+_PATIENCE_IN_BACKGROUND = 600.0
+
+
+class Collector:
+    """Collections of one store. Its methods may be called by many threads."""
+
+    def __init__(self, store: Store, places: Places) -> None:
+        self._store = store
+        self._places = places
+        self._stop = threading.Event()
+        #: How many wait for a collection that they asked for: the one in the background ends for them.
+        self._asked = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="gc", daemon=True)
+
+    def start(self) -> None:
+        """Collect in the background from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End what is under way, and stop."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def collect(self, grace: float, *, thorough: bool, goes_on: Callable[[], bool]) -> Collected:
+        """Collect now. Store errors; CogfsError IO when an undo log cannot be read."""
+        with self._lock:
+            self._asked += 1
+        try:
+            return self._collect(grace, thorough, _PATIENCE, lambda: goes_on() and not self._stop.is_set())
+        finally:
+            with self._lock:
+                self._asked -= 1
+
+    def _collect(self, grace: float, thorough: bool, patience: float, goes_on: Callable[[], bool]) -> Collected:
+        started = time.monotonic()
+        done = self._store.collect(self.roots, grace=grace, thorough=thorough, patience=patience, goes_on=goes_on)
+        for one in done.unreadable[:_TOLD]:
+            _log.warning("gc.unreadable", snapshot=one.snapshot_id, workspace=one.workspace_id, reason=one.reason)
+        if done.deferred:
+            _log.warning("gc.deferred", reason=done.deferred)
+        _log.info(
+            "gc.done",
+            dropped=done.objects,
+            kept=done.live,
+            bytes=done.freed,
+            packs=done.packs,
+            wasted=done.waste,
+            seconds=round(time.monotonic() - started, 3),
+        )
+        return done
+
+    def roots(self) -> list[Root]:
+        """What the undo logs name. All are read, whether a boundary needs them or not: they are few. CogfsError IO."""
+        return list(self._roots())
+
+    def _roots(self) -> Iterator[Root]:
+        try:
+            paths = sorted(self._places.undo_logs.iterdir())
+        except OSError as error:
+            raise from_os_error(error, "look for undo logs") from error
+        for path in paths:
+            log = UndoLog(path)
+            try:
+                log.refresh()
+                for name in log.stored():
+                    yield Root(name, "", path.stem)
+            except (OSError, ValueError) as error:
+                raise CogfsError(Reason.IO, f"the undo log {path} cannot be read: {error}") from error
+            finally:
+                log.close()
+
+    # --- in the background
+
+    def _run(self) -> None:
+        lower_priority()
+        seen = self._store.deletions
+        not_before = 0.0
+        delay = _INTERVAL
+        #: When to look without a deletion: what was new at the last collection is not any more then.
+        again = time.monotonic() + _AFTER_START
+        while not self._stop.wait(_PAUSE):
+            now = time.monotonic()
+            deletions = self._store.deletions
+            if now < not_before or is_loaded() or (deletions == seen and now < again):
+                continue
+            try:
+                done = self._collect(
+                    GRACE,
+                    False,
+                    _PATIENCE_IN_BACKGROUND,
+                    lambda: not self._stop.is_set() and not self._asked,
+                )
+                deferred = bool(done.deferred)
+            except (CogfsError, StoreError, OSError) as error:
+                _log.warning("gc.deferred", reason=str(error))
+                deferred = True
+            finished = time.monotonic()
+            if not deferred:
+                again = now + GRACE if deletions != seen else float("inf")
+                seen = deletions
+            # What puts it off may last.
+            delay = min(2 * delay, GRACE) if deferred else _INTERVAL
+            not_before = finished + max(delay, _SHARE * (finished - now))

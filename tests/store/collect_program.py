@@ -1,0 +1,112 @@
+"""A process of its own that collects in a store, for tests that kill it or give it little room.
+
+``collect_program.py fill STORE COUNT``: takes COUNT snapshots, of which most of what is in each is its own.
+
+``collect_program.py collect STORE``: deletes all snapshots but each fourth and collects. The crash label comes from the
+environment.
+
+``collect_program.py small DIRECTORY``: DIRECTORY is a small filesystem, which is filled up but for one pack.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+from cogfs.store.errors import NoSpace
+from cogfs.store.schema import Kind, TreeEntry
+from cogfs.store.store import Store
+from tests.store.rows import snapshot_row
+
+PACK_LIMIT = 60_000
+MAP_SIZE = 256 * 1024
+FILES = 6
+
+
+def content(snapshot: int, index: int) -> bytes:
+    # The last two are those of some neighbours, too.
+    source = random.Random(f"{snapshot // 5 if index > FILES - 3 else snapshot} {index}")
+    return source.randbytes([0, 300, 2500, 4000, 9000, 700][index])
+
+
+def open_store(path: Path) -> Store:
+    return Store.open(path, pack_limit=PACK_LIMIT, map_size=MAP_SIZE)
+
+
+def fill(store: Store, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        entries = []
+        for index in range(FILES):
+            data = content(number, index)
+            entries.append(TreeEntry(b"%d" % index, Kind.FILE, size=len(data), hash=store.put_blob(data)))
+        tree = store.put_tree([TreeEntry(b"below", Kind.DIRECTORY, hash=store.put_tree(entries))])
+        with store.write() as rows:
+            rows.put_snapshot(snapshot_row(f"s{number:04}", tree))
+
+
+def thin_out(store: Store) -> None:
+    with store.read() as reader:
+        ids = [row.id for row in reader.snapshots("w")]
+    with store.write() as rows:
+        for name in ids:
+            if int(name[1:]) % 4:
+                rows.delete_snapshot(name)
+
+
+def check(store: Store) -> int:
+    """All snapshots are whole; returns how many there are."""
+    with store.read() as reader:
+        rows = reader.snapshots("w")
+    for row in rows:
+        assert row.root is not None
+        below = store.read_tree(row.root.hash).entries[0]
+        for index, entry in enumerate(store.read_tree(below.hash).entries):
+            assert b"".join(store.read_file(entry.hash)) == content(int(row.id[1:]), index)
+    return len(rows)
+
+
+def collect(path: Path) -> None:
+    with open_store(path) as store:
+        thin_out(store)
+        print("thinned", flush=True)
+        assert not store.collect(grace=0, thorough=True).deferred
+
+
+def small(place: Path) -> None:
+    # As much as one pack.
+    reserve = place / "reserve"
+    reserve.write_bytes(bytes(8_000_000))
+    with Store.open(place / "store", pack_limit=8_000_000) as store:
+        count = 0
+        try:
+            while True:
+                fill(store, count, 1)
+                count += 1
+        except NoSpace:
+            pass
+        assert count > 200, count
+        reserve.unlink()
+        thin_out(store)
+        done = store.collect(grace=0, thorough=True)
+        assert not done.deferred, done
+        assert done.objects > 500, done
+        kept = check(store)
+        assert os.statvfs(place).f_bavail * os.statvfs(place).f_frsize > 2_000_000
+        fill(store, 10_000, 50)
+        assert check(store) == kept + 50
+    with Store.open(place / "store", pack_limit=8_000_000) as store:
+        assert check(store) == kept + 50
+    print("well")
+
+
+if __name__ == "__main__":
+    what, where = sys.argv[1], Path(sys.argv[2])
+    if what == "fill":
+        with open_store(where) as opened:
+            fill(opened, 0, int(sys.argv[3]))
+    elif what == "collect":
+        collect(where)
+    else:
+        small(where)

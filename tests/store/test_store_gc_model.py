@@ -1,0 +1,182 @@
+"""Collections against a plain model: random puts, snapshots, deletions, operations, restarts and kills at every step.
+
+A kill is a copy of the store's files at that step, as a process that is killed there leaves them; the next one goes on
+with the copy.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cogfs.store import steps
+from cogfs.store.records import PACK_HEADER_SIZE, RECORD_HEADER_SIZE
+from cogfs.store.schema import Kind, TreeEntry
+from cogfs.store.store import Store
+from tests.store.rows import snapshot_row
+
+STEPS = (
+    "pack.create",
+    "pack.append",
+    "pack.appended",
+    "pack.sync",
+    "index.write",
+    "index.commit",
+    "index.committed",
+    "gc.marked",
+    "gc.copied",
+    "gc.given-up",
+    "pack.remove",
+    "pack.removed",
+    "gc.forget",
+)
+
+
+class CollectionMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp())
+        self.lives = 0
+        #: What was ever put, trees as the names of their files.
+        self.blobs: dict[bytes, bytes] = {}
+        self.trees: dict[bytes, tuple[bytes, ...]] = {}
+        self.snapshots: dict[str, bytes] = {}
+        #: Of the snapshots' files, those that the running operation may use, and what it put.
+        self.held: set[bytes] = set()
+        self.operation: AbstractContextManager[None] | None = None
+        self.count = 0
+        self.store = self.open()
+
+    @property
+    def place(self) -> Path:
+        return self.directory / str(self.lives)
+
+    def open(self) -> Store:
+        return Store.open(self.place, map_size=64 * 1024, pack_limit=3000)
+
+    def teardown(self) -> None:
+        self.end()
+        self.store.close()
+        shutil.rmtree(self.directory)
+
+    @rule(data=st.binary(max_size=300), times=st.sampled_from([1, 1, 20]))
+    def put(self, data: bytes, times: int) -> None:
+        name = self.store.put_blob(data * times)
+        self.blobs[name] = data * times
+        if self.operation is not None:
+            self.held.add(name)
+
+    @precondition(lambda self: self.operation is None)
+    @rule()
+    def begin(self) -> None:
+        self.operation = self.store.operation()
+        self.operation.__enter__()
+        self.held = self.needed()
+
+    @rule()
+    def end(self) -> None:
+        if self.operation is not None:
+            self.operation.__exit__(None, None, None)
+            self.operation = None
+            self.held = set()
+
+    @precondition(lambda self: self.operation is not None and self.held)
+    @rule(data=st.data())
+    def take_a_snapshot(self, data: st.DataObject) -> None:
+        """Of what the operation may name: some is not put again."""
+        known = sorted(self.held & self.blobs.keys())
+        names = data.draw(st.lists(st.sampled_from(known), max_size=4)) if known else []
+        tree = self.store.put_tree(
+            [
+                TreeEntry(b"%d" % index, Kind.FILE, size=len(self.blobs[name]), hash=name)
+                for index, name in enumerate(names)
+            ]
+        )
+        self.trees[tree] = tuple(names)
+        self.held.add(tree)
+        self.count += 1
+        with self.store.write() as rows:
+            rows.put_snapshot(snapshot_row(f"s{self.count}", tree))
+        self.snapshots[f"s{self.count}"] = tree
+
+    @precondition(lambda self: self.snapshots)
+    @rule(data=st.data())
+    def delete_a_snapshot(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.snapshots)))
+        with self.store.write() as rows:
+            rows.delete_snapshot(name)
+        del self.snapshots[name]
+
+    @rule(thorough=st.booleans(), grace=st.sampled_from([0.0, 0.0, 3600.0]))
+    def collect(self, thorough: bool, grace: float) -> None:
+        done = self.store.collect(grace=grace, thorough=thorough, patience=0)
+        assert not done.unreadable
+        if self.operation is not None:
+            assert done.deferred
+            return
+        assert not done.deferred
+        if grace == 0:
+            assert done.live == len(self.needed())
+        if thorough and grace == 0:
+            self.nothing_is_left_over()
+
+    def nothing_is_left_over(self) -> None:
+        assert {name for name, _ in self.store._objects.located(b"", 100_000)} == self.needed()
+        size = sum(where.end - where.offset for _, where in self.store._objects.located(b"", 100_000))
+        files = list((self.place / "packs").iterdir())
+        assert sum(path.stat().st_size for path in files) == size + len(files) * PACK_HEADER_SIZE
+        assert size >= RECORD_HEADER_SIZE * len(self.needed())
+
+    @rule(label=st.sampled_from(STEPS), passing=st.integers(0, 4), thorough=st.booleans())
+    def killed_while_collecting(self, label: str, passing: int, thorough: bool) -> None:
+        self.end()
+        after = self.directory / str(self.lives + 1)
+        left = passing
+
+        def hook(passed: str) -> None:
+            nonlocal left
+            if passed == label:
+                if not left:
+                    shutil.copytree(self.place, after)
+                left -= 1
+
+        with steps.on_step(hook):
+            self.store.collect(grace=0, thorough=thorough)
+        self.store.close()
+        if after.exists():
+            self.lives += 1
+        self.store = self.open()
+        self.all_that_is_needed_is_there()
+        self.store.collect(grace=0, thorough=True)
+        self.nothing_is_left_over()
+
+    @rule()
+    def restart(self) -> None:
+        self.end()
+        self.store.close()
+        self.store = self.open()
+
+    def needed(self) -> set[bytes]:
+        found: set[bytes] = set()
+        for tree in self.snapshots.values():
+            found |= {tree, *self.trees[tree]}
+        return found
+
+    @invariant()
+    def all_that_is_needed_is_there(self) -> None:
+        for name in self.needed() | self.held:
+            if name in self.trees:
+                assert tuple(entry.hash for entry in self.store.read_tree(name).entries) == self.trees[name]
+                assert self.store._objects.find(name) is not None
+            else:
+                assert self.store.read_blob(name) == self.blobs[name]
+
+
+CollectionMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCollection = CollectionMachine.TestCase
