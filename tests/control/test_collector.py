@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
 from cogfs.fsd.control.collector import Collector
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.undolog import InodeWas, Status, UndoLogWriter, Was
+from cogfs.store.schema import BoundaryRow, WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
 from cogfs.v1.reasons import Reason
 
@@ -51,6 +54,21 @@ def test_what_an_undo_log_names_stays_until_it_is_cleared(store: Store, places: 
         assert not store.has(kept)
     finally:
         log.close()
+
+
+def test_what_was_read_at_a_boundary_stays_until_that_is_captured(store: Store, places: Places) -> None:
+    kept, garbage = store.put_blob(b"kept" * 100), store.put_blob(b"garbage" * 100)
+    store.sync()
+    with store.write() as writer:
+        writer.put_workspace(WorkspaceRow("w", b"/w", b"/w", WorkspaceOptions(), 0))
+        changes = boundaries.with_seen(msgspec.msgpack.encode(boundaries.Listed([], [])), [_was(kept).was])
+        writer.put_boundary(BoundaryRow("s", "w", 3, 1, 2, "boot", True, changes))
+    assert _collect(store, places) == 1
+    assert store.has(kept) and not store.has(garbage)
+    with store.write() as writer:
+        writer.delete_boundary("w", 3)
+    assert _collect(store, places) == 1
+    assert not store.has(kept)
 
 
 def test_a_log_that_cannot_be_read_keeps_everything(store: Store, places: Places) -> None:

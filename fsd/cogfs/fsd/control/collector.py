@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
+from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import is_loaded
 from cogfs.fsd.control.background import lower_priority
 from cogfs.fsd.control.errors import CogfsError, from_os_error
@@ -91,10 +92,20 @@ class Collector:
         return done
 
     def roots(self) -> list[Root]:
-        """What the undo logs name. All are read, whether a boundary needs them or not: they are few. CogfsError IO."""
-        return list(self._roots())
+        """What the undo logs name (all are read, whether a boundary needs them or not: they are few), and what was read
+        when a boundary was made. CogfsError IO, store errors."""
+        return [*self._logged(), *self._seen()]
 
-    def _roots(self) -> Iterator[Root]:
+    def _seen(self) -> Iterator[Root]:
+        with self._store.read() as reader:
+            for workspace in reader.workspaces():
+                for generation in reader.generations(workspace.id):
+                    row = reader.boundary(workspace.id, generation)
+                    for was in boundaries.decode(row.changes).seen if row is not None and row.changes else ():
+                        if was.hash:
+                            yield Root(was.hash, row.snapshot_id if row is not None else "", workspace.id)
+
+    def _logged(self) -> Iterator[Root]:
         try:
             paths = sorted(self._places.undo_logs.iterdir())
         except OSError as error:
