@@ -29,9 +29,7 @@ _ELSEWHERE = {
     *("pack.recover", "pack.renew", "pack.truncate", "pack.discard", "pack.remove", "pack.removed"),
 }
 _ELSEWHERE_ALL = ("restore.", "fork.", "gc.", "repair.")
-LABELS = [
-    label for label in labels("fsd", "store") if label not in _ELSEWHERE and not label.startswith(_ELSEWHERE_ALL)
-]
+LABELS = [label for label in labels("fsd", "store") if label not in _ELSEWHERE and not label.startswith(_ELSEWHERE_ALL)]
 #: The passing at which it stops, where later ones are of something else: of the boundary first, then of the seal.
 _PASSINGS = [(label, 1) for label in LABELS] + [("index.commit", 2), ("index.committed", 2), ("pack.append", 5)]
 _MORE = {"preserve.captured": UNSEALED, "seal.failed": FAILING}
