@@ -123,7 +123,7 @@ def test_retention_that_cannot_be(daemon: Ctl, project: Path, cog: Client) -> No
     assert cog.workspaces() == []
     workspace = cog.mount(project)
     for wrong in ({"count": -1}, {"max_age": timedelta(days=-1)}, {"count": "many"}, {"max_age": float("nan")}):
-        with pytest.raises(ValidationError, match="retention|length of time"):
+        with pytest.raises(ValidationError, match=r"retention|length of time"):
             workspace.prune(wrong)
     connection = cog._connection
     strange = workspace_pb2.Retention(count=1)
