@@ -451,7 +451,7 @@ def test_a_damaged_pack(here: Site) -> None:
     (here.project / "other").write_text("one\n")
     here.mount()
     with here.client() as cog:
-        snapshot = here.workspace(cog).checkpoint().id
+        snapshot = here.workspace(cog).checkpoint(wait_for="sealed").id
         (here.project / "precious").write_bytes(b"changed")
         (here.project / "other").write_text("two\n")
         (here.project / "more").write_text("three\n")

@@ -41,6 +41,8 @@ _WHY = {
     _BROKEN: ("input/output error", "read-only", "structure needs cleaning", "test has it fail"),
     _BROKEN_XFS: ("input/output error", "structure needs cleaning", "test has it fail"),
 }
+#: Bytes of a file that the undo log does not take, so that it is captured before it is cut off.
+_LARGE = 1_200_000
 #: Seconds in which any write in the mount has to be done.
 _PATIENCE = 60.0
 
@@ -54,9 +56,11 @@ def test_the_labels_are_known() -> None:
     } <= set(LABELS)
 
 
-def _write(place: Path) -> None:
+def _write(place: Path, large: bool = False) -> None:
     for number in range(30):
         (place / f"f{number}").write_bytes(os.urandom(4_000))
+    if large:
+        (place / "large").write_bytes(os.urandom(_LARGE))
 
 
 def _tree(place: Path) -> Tree:
@@ -136,6 +140,7 @@ def test_a_disk_that_breaks_at_a_step(here: Site, kind: str, label: str) -> None
 def _try(here: Site, kind: str, label: str, passing: int) -> None:
     # Only a project whose bare directory is there for everybody is read before a checkpoint is answered.
     at_once = label == "checkpoint.recorded"
+    large = label == "preserve.captured"
     place = here.base / "at" if at_once else here.project
     with _store(here, kind) as store:
         stopped = Stopped(here, label, passing, _MORE.get(label, ""))
@@ -146,13 +151,13 @@ def _try(here: Site, kind: str, label: str, passing: int) -> None:
             thread = cog.create_thread("chat", workspace=workspace)
             first = cog.snapshot(thread.user_message("first", wait_for="sealed").file_checkpoint.snapshot_id)
             was_first = _tree(place)
-            _write(place)
+            _write(place, large)
             was = _tree(place)
             stopped.arm()
             message = Aside(lambda: thread.append_entry("user", "second", id="second"))
             wait_for("the message is saved, or the step", lambda: message.result is not None or stopped.reached)
             # What is of the boundary is changed while it is captured.
-            changing = [Aside(lambda: _write(place))] if message.result is not None else []
+            changing = [Aside(lambda: _write(place, large))] if message.result is not None else []
             stopped.wait()
             store.spoil()
             stopped.go_on()
