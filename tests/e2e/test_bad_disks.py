@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from cogfs.client import Client, CogfsError, NoSpace, Snapshot
 from cogfs.v1 import snapshot_pb2
-from tests.e2e.support.disks import ext4, fill, keepers, mounted, shut_down
-from tests.e2e.support.site import Site, as_root, kill, unmount_all, wait_for
+from tests.e2e.support.disks import ext4, fill, keepers, mounted, shut_down, xfs
+from tests.e2e.support.site import Aside, Site, as_root, kill, unmount_all, wait_for
 from tests.e2e.support.writing import running
+from tests.support.stopping import UNREAD, Stopped
 from tests.support.tree import Tree, describe, differences, of_snapshot
 
 _DONE = (snapshot_pb2.Snapshot.SEALED, snapshot_pb2.Snapshot.FAILED)
@@ -172,6 +173,41 @@ def test_a_store_whose_disk_breaks(here: Site) -> None:
             _check(here, cog, cog.snapshot(second), was, "")
             assert _check(here, cog, here.workspace(cog).checkpoint(wait_for="sealed"), _tree(here.project), "")
         here.ctl("daemon", "stop")
+
+
+@pytest.mark.parametrize(("make", "why"), [(ext4, "does not work"), (xfs, "put/output error")])
+def test_a_project_whose_disk_goes_before_it_is_captured(
+    here: Site, make: Callable[[Path, Path], AbstractContextManager[Path]], why: str
+) -> None:
+    """Each of its files says what a damaged one says; they are not left out for that."""
+    image = here.base / "project.img"
+    with make(image, here.project), mounted(here.base / "beneath", "--bind", str(here.project)) as beneath:
+        _write_files(here.project)
+        stopped = Stopped(here, "checkpoint.committed", more=UNREAD)
+        here.mount()
+        with here.client() as cog:
+            workspace = here.workspace(cog)
+            first = workspace.checkpoint(wait_for="sealed")
+            was_first = _tree(here.project)
+            for number in range(5):
+                (here.project / f"new{number}").write_bytes(os.urandom(5_000))
+            was = _tree(here.project)
+            # On the disk, and so not even the names are missing.
+            subprocess.run(["sync", "--file-system", str(here.project)], check=True, timeout=180)
+            stopped.arm()
+            second = Aside(workspace.checkpoint)
+            stopped.wait()
+            shut_down(beneath)
+            stopped.go_on()
+            second.join()
+            assert isinstance(second.result, Snapshot), second.error
+            assert not _check(here, cog, second.result, was, why), second.result.message
+            assert not differences(_tree_of(first), was_first)
+        here.ctl("daemon", "stop")
+
+
+def _tree_of(snapshot: Snapshot) -> Tree:
+    return {path: node for path, node in of_snapshot(snapshot).items() if path}
 
 
 def _end_loop(image: Path) -> None:

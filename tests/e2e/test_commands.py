@@ -169,6 +169,18 @@ def test_signals_reach_the_command(tracked: Site, cog: Client, number: signal.Si
         assert running.wait(PATIENCE) == 128 + number
 
 
+def test_what_is_ignored_stays_ignored(tracked: Site, cog: Client) -> None:
+    script = "echo ready; sleep 1; exit 3"
+    with subprocess.Popen(
+        ["nohup", CTL, "exec", "chat", "--", "sh", "-c", script], env=tracked.environ, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        for pid in (running.pid, *(one for one in pids(cog) if one != running.pid)):
+            os.kill(pid, signal.SIGHUP)
+        assert running.wait(PATIENCE) == 3
+
+
 def test_an_interrupt_from_the_keyboard_is_for_the_command(tracked: Site, cog: Client) -> None:
     script = "trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.1; done"
     with subprocess.Popen(

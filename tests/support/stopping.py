@@ -46,6 +46,17 @@ def wait_and_seal(self, row):
     seal(self, row)
 sealer.Sealer._seal = wait_and_seal
 """
+#: Nothing is read ahead of its boundary, nor before the daemon goes on.
+UNREAD = """
+from cogfs.fsd.control import ahead
+ahead._QUIET = 3600.0
+record = sealer.Sealer._record
+def wait_and_record(self, *arguments):
+    while os.path.exists(place + "/armed") and not os.path.exists(place + "/go"):
+        time.sleep(0.005)
+    return record(self, *arguments)
+sealer.Sealer._record = wait_and_record
+"""
 #: The files of one snapshot cannot be captured.
 FAILING = """
 record = sealer.Sealer._record

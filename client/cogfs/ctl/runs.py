@@ -120,19 +120,24 @@ def execute(
 def _run(command: list[str], stdout: int | None) -> tuple[int, int]:
     """The exit code of a command, and its process."""
     process: subprocess.Popen[bytes] | None = None
+    #: Came while the command was being started.
+    early: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
-        if process is not None:
+        if process is None:
+            early.append(number)
+        else:
             process.send_signal(number)
 
     def leave(number: int, frame: object) -> None:
         """The terminal has sent it to the command as well."""
 
     # Handlers, which do not outlive the start of a program as an ignored signal would.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, pass_on)
-    for number in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, leave)
+    for handler, numbers in ((pass_on, (signal.SIGTERM, signal.SIGHUP)), (leave, (signal.SIGINT, signal.SIGQUIT))):
+        for number in numbers:
+            # What whoever started this has ignored (nohup) stays ignored, for the command as well.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
     sys.stdout.flush()
     try:
         process = subprocess.Popen(command, stdout=stdout)
@@ -140,6 +145,8 @@ def _run(command: list[str], stdout: int | None) -> tuple[int, int]:
         return _complain(command[0], "there is no such command", _MISSING), 0
     except (OSError, ValueError) as error:
         return _complain(command[0], getattr(error, "strerror", "") or str(error), _CANNOT), 0
+    while early:
+        process.send_signal(early.pop(0))
     status = process.wait()
     return (status if status >= 0 else _SIGNALLED - status), process.pid
 

@@ -35,6 +35,7 @@ from cogfs.fsd.control.capture import (
 )
 from cogfs.fsd.control.recordbook import RecordBook, is_linked, is_reported
 from cogfs.fsd.control.rules import Rules, is_temporary
+from cogfs.fsd.control.syscalls import syncfs
 from cogfs.fsd.control.worklist import Work, Worklist
 from cogfs.fsd.undolog import LOST, EntryWas, Status, Was
 from cogfs.store.schema import NO_HASH, DirectoryRow, Hash, Kind, OpaqueReason, Skipped, StatRow, Sums, TreeEntry
@@ -45,6 +46,7 @@ RACY_NS = 2_000_000_000
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BATCH = 16
+_UNREADABLE = OpaqueReason.UNREADABLE.encode()
 
 
 class Recorded:
@@ -215,6 +217,8 @@ class Recorder:
         self._device = os.fstat(root_fd).st_dev
         self._hashed = 0
         self._failed: list[Skipped] = []
+        #: Something that was looked at is there and cannot be read.
+        self._unreadable = False
         self._removed: set[int] = set()
         self._arrived: set[int] = set()
         #: Content of files that the log has in part, by inode.
@@ -276,6 +280,7 @@ class Recorder:
         for inode in self._removed - self._arrived:
             self._book.drop_tree(inode, self._arrived)
         self._renew_links(root_inode)
+        self._check_disk()
         row = self._book.directory(root_inode)
         if row is None:
             raise OSError(errno.ESTALE, "the root of the workspace has changed")
@@ -379,6 +384,22 @@ class Recorder:
         self._descend(frame)
         while self._collect(frame):
             self._descend(frame)
+
+    def _watch_for_unreadable(self, frame: _Frame) -> None:
+        looked = (frame.rows[name].entry for name in frame.looked if name in frame.rows)
+        self._unreadable |= any(entry.kind is Kind.OPAQUE and entry.target == _UNREADABLE for entry in looked)
+
+    def _check_disk(self) -> None:
+        """A disk that has gone says of every file what a damaged one says of a single one, and files that were there at
+        the boundary are not left out for that. OSError EIO."""
+        if not self._unreadable:
+            return
+        try:
+            syncfs(self._root_fd)
+        except OSError as error:
+            # Any other is not of a disk that has gone: it has become read-only, or is full.
+            if error.errno == errno.EIO:
+                raise OSError(errno.EIO, "files cannot be read, and the disk that they are on does not work") from error
 
     def _descend(self, frame: _Frame) -> None:
         """Record the subdirectories that were found in a directory and are not recorded."""
@@ -541,6 +562,7 @@ class Recorder:
                 # Or what could not be seen any more would be missing, or be told of as unreadable.
                 self._asof.check_still_readable(frame.fd, frame.path)
             self._take_back(frame)
+        self._watch_for_unreadable(frame)
         rows = tuple(frame.rows[name] for name in sorted(frame.rows))
         self._follow_links(frame, rows)
         before = {row.inode for row in frame.old.values() if row.entry.kind is Kind.DIRECTORY}
@@ -630,6 +652,7 @@ class Recorder:
             self._complete(frame)
             if not self._asof.present:
                 self._take_back(frame)
+            self._watch_for_unreadable(frame)
         finally:
             frame.close()
         return frame.rows.get(row.entry.name, row)
