@@ -5,7 +5,7 @@ first checkpoint, then in turn ten files are changed and each side records them:
 ``git add -A && git write-tree`` in a shadow repository of the same tree; restic and borg, where they are installed and
 the tree is not too large for them; and a walk of the tree that asks for each file's stat, which is the least that any
 of those does. Then the same ten files are changed again, and taken back: a rewind with files, and its dry run. Last, a
-checkpoint after 1 GiB was written to one file, and after 5,000 new files. ``fdatasync`` of a small write to the store's
+checkpoint after 5,000 new files, and after 1 GiB was written to one file. ``fdatasync`` of a small write to the store's
 filesystem stands beside them: no checkpoint is answered without one.
 
 A figure is the median of its rounds, in milliseconds.
@@ -183,17 +183,27 @@ def _large_changes(
             (new / str(number)).write_bytes(b"new\n" * 25)
         figures.note(f"after {_NEW_FILES} new files", lambda: thread.user_message("new files"))
         _sealed(workspace)
-    piece = os.urandom(1 << 20)
-    for turn in range(2 * min(rounds, 3)):
-        with open(root / "large", "wb") as file:
-            for _ in range(_GIB // len(piece)):
-                file.write(piece)
-        # In turn, as the first of the two finds the disk busy with that GiB.
-        if turn % 2:
-            figures.note("fdatasync after 1 GiB", lambda: _sync_small(synced))
-        else:
-            figures.note("after 1 GiB in one file", lambda: thread.user_message("large"))
+    for turn in range(2 * min(rounds, 5)):
+        large = root / f"large-{turn % 2}"
+        # ext4 writes nothing of a new file for a while, and at once what takes the place of another.
+        for what in ("in a new file", "over a file"):
+            _write_large(large)
+            # In turn, as the first of the two finds the disk busy with that GiB.
+            if turn % 2:
+                figures.note(f"fdatasync after 1 GiB {what}", lambda: _sync_small(synced))
+            else:
+                figures.note(f"after 1 GiB {what}", lambda: thread.user_message("large"))
+            _sealed(workspace)
+        large.unlink()
+        thread.user_message("without it")
         _sealed(workspace)
+
+
+def _write_large(path: Path) -> None:
+    piece = os.urandom(1 << 20)
+    with open(path, "wb") as file:
+        for _ in range(_GIB // len(piece)):
+            file.write(piece)
 
 
 def main() -> int:
@@ -224,10 +234,10 @@ def main() -> int:
         print(json.dumps(figures))
         return 0
     names = list(dict.fromkeys(name for row in figures.values() for name in row))
-    print(f"{'milliseconds':<28}" + "".join(f"{count:>12,}" for count in figures))
+    print(f"{'milliseconds':<34}" + "".join(f"{count:>12,}" for count in figures))
     for name in names:
         print(
-            f"{name:<28}" + "".join(f"{row[name]:>12.1f}" if name in row else f"{'':>12}" for row in figures.values())
+            f"{name:<34}" + "".join(f"{row[name]:>12.1f}" if name in row else f"{'':>12}" for row in figures.values())
         )
     return 0
 
