@@ -56,6 +56,11 @@ def _bytes(path: PathArgument) -> bytes:
     return name
 
 
+def names(values: Iterable[str], what: str) -> list[str]:
+    """``text`` of each; one alone may be given as it is."""
+    return [text(value, what) for value in ([values] if isinstance(values, str) else values)]
+
+
 def text(value: str, what: str) -> str:
     """``value``, which becomes a string of a message and so must be encodable as UTF-8."""
     try:

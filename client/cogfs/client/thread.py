@@ -13,6 +13,7 @@ from cogfs.client.arguments import (
     duration,
     entry_kind,
     memory_kind,
+    names,
     process_id,
     strategy_of,
     struct,
@@ -236,6 +237,7 @@ class Thread:
         files: bool | None = None,
         memory: bool = True,
         workspace: Workspace | str | None = None,
+        agents: Iterable[str] = (),
         dry_run: bool = False,
         force: bool = False,
         calling_run: str | None = None,
@@ -244,6 +246,8 @@ class Thread:
         Without a word on ``files``, the runtime's policy says (``rewind_files``; it does not, unless it was set). With
         ``before`` the entry is a user message and goes too: back to what it follows, and to the files as they were when
         it came in.
+
+        Where the thread ran in several workspaces, ``workspace`` says which files, or ``agents`` (names) in whose.
 
         ``dry_run`` changes nothing and reports what would be changed. ThreadBusy or WorkspaceBusy when something is in
         the way; ``force`` goes past open files, whose holders keep the old ones, and stops runs and commands, once it
@@ -256,6 +260,7 @@ class Thread:
             files=files,
             memory=memory,
             workspace_id=workspace_id(workspace),
+            agents=names(agents, "agent's name"),
             dry_run=dry_run,
             force=force,
             calling_run_id=text(calling_run or "", "run's id"),
@@ -272,6 +277,7 @@ class Thread:
         into: PathArgument | None = None,
         workspace: Workspace | str | None = None,
         source: Workspace | str | None = None,
+        agents: Iterable[str] = (),
         dry_run: Literal[False] = False,
         force: bool = False,
     ) -> Fork: ...
@@ -286,6 +292,7 @@ class Thread:
         into: PathArgument | None = None,
         workspace: Workspace | str | None = None,
         source: Workspace | str | None = None,
+        agents: Iterable[str] = (),
         dry_run: bool,
         force: bool = False,
     ) -> Fork | thread_pb2.ForkThreadReport: ...
@@ -299,6 +306,7 @@ class Thread:
         into: PathArgument | None = None,
         workspace: Workspace | str | None = None,
         source: Workspace | str | None = None,
+        agents: Iterable[str] = (),
         dry_run: bool = False,
         force: bool = False,
     ) -> Fork | thread_pb2.ForkThreadReport:
@@ -307,7 +315,7 @@ class Thread:
         With ``files``, the files of a workspace are brought to what they were there, and the new thread works in it:
         ``workspace``, or the one at ``into``, or that of the checkpoint. A directory ``into`` that does not exist or is
         empty becomes a workspace, kept as that of the checkpoint is. ``source``: the workspace that the checkpoint has
-        to be of.
+        to be of, or ``agents`` (names) in whose.
 
         ``dry_run`` makes nothing and answers what would be made. ValidationError when the id is taken or the files
         cannot be had, ThreadBusy or WorkspaceBusy when something is in the way; ``force`` goes past open files, whose
@@ -321,6 +329,7 @@ class Thread:
             into=b"" if into is None else absolute(into),
             workspace_id=workspace_id(workspace),
             source_workspace_id=workspace_id(source),
+            agents=names(agents, "agent's name"),
             dry_run=dry_run,
             force=force,
         )
@@ -350,7 +359,7 @@ class Thread:
             name=text(name or "", "file's name"),
             content=text(content, "text"),
             metadata=struct(metadata),
-            entry_ids=[text(entry, "entry's id") for entry in ([entries] if isinstance(entries, str) else entries)],
+            entry_ids=names(entries, "entry's id"),
         )
         return self._connection.call(self._connection.threads.PutMemory, request)
 

@@ -31,6 +31,14 @@ def fork(
             help="Where the files go: a workspace, or a directory that does not exist or is empty and becomes one.",
         ),
     ] = None,
+    agent: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--agent",
+            metavar="NAME",
+            help="Of several workspaces in which it ran, that of this agent. Can be given again.",
+        ),
+    ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     force: Force = False,
@@ -45,6 +53,8 @@ def fork(
     call = invocation(context)
     if into is not None and not files:
         raise UsageError("--into names where the files go: give --files")
+    if agent and not files:
+        raise UsageError("--agent names whose files are meant: give --files")
     if force and not files:
         raise UsageError("--force is about files: give --files")
     if files:
@@ -58,7 +68,7 @@ def fork(
         source = cog.thread(thread)
 
         def go(dry: bool) -> thread_pb2.ForkThreadReport:
-            found = source.fork(entry, id=new, files=files, into=into, dry_run=dry, force=force)
+            found = source.fork(entry, id=new, files=files, into=into, agents=agent or (), dry_run=dry, force=force)
             return found.report if isinstance(found, Fork) else found
 
         if dry_run or (files and not yes):

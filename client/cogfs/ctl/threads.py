@@ -239,7 +239,19 @@ def rewind(
         bool, typer.Option("--no-memory", help="Leave the conversation and its memory; with --files.")
     ] = False,
     workspace: Annotated[
-        str | None, typer.Option("--workspace", metavar="DIR", help="A workspace other than the thread's.")
+        str | None,
+        typer.Option("--workspace", metavar="DIR", help="Of several in which the thread ran, the one to restore."),
+    ] = None,
+    agent: Annotated[
+        list[str] | None,
+        typer.Option("--agent", metavar="NAME", help="The same, by an agent that worked in it. Can be given again."),
+    ] = None,
+    before: Annotated[
+        bool, typer.Option("--before", help="To before ENTRY, a message of the user, which goes too.")
+    ] = False,
+    calling_run: Annotated[
+        str | None,
+        typer.Option("--calling-run", metavar="RUN", help="The run that asks for it: it cannot take itself back."),
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -253,7 +265,7 @@ def rewind(
     """
     call = invocation(context)
     if entry is None:
-        if files is not None or no_memory or workspace is not None or dry_run or yes or force:
+        if files is not None or no_memory or workspace or agent or before or calling_run or dry_run or yes or force:
             raise UsageError("give the entry to go back to; `rewind THREAD` alone lists them")
         _list_branch(context, thread)
         return
@@ -261,6 +273,8 @@ def rewind(
         raise UsageError("--no-memory without --files changes nothing: give --files")
     if workspace is not None and not files:
         raise UsageError("--workspace names where files are taken back: give --files")
+    if agent and not files:
+        raise UsageError("--agent names whose files are taken back: give --files")
     call.check_consent(dry_run, yes)
     from cogfs.client import ThreadBusy
     from cogfs.ctl import documents
@@ -270,14 +284,24 @@ def rewind(
         where = None if workspace is None else cog.workspace(workspace)
 
         def go(dry: bool) -> thread_pb2.RewindReport:
-            return found.rewind(entry, files=files, memory=not no_memory, workspace=where, dry_run=dry, force=force)
+            return found.rewind(
+                entry,
+                before=before,
+                files=files,
+                memory=not no_memory,
+                workspace=where,
+                agents=agent or (),
+                dry_run=dry,
+                force=force,
+                calling_run=calling_run,
+            )
 
         if not yes:
             plan = go(True)
             if call.json:
                 documents.write(documents.document(plan))
                 return
-            _show_rewind(plan)
+            _show_rewind(plan, before)
             if dry_run:
                 return
             refuse_busy(plan.files.restore, force)
@@ -288,7 +312,7 @@ def rewind(
     if call.json:
         documents.write(documents.document(report))
     else:
-        _show_rewind(report)
+        _show_rewind(report, before)
 
 
 def _standard_input() -> str:
@@ -344,7 +368,7 @@ def _branch_rows(entries: Iterable[thread_pb2.Entry]) -> list[tuple[str, ...]]:
     ]
 
 
-def _show_rewind(report: thread_pb2.RewindReport) -> None:
+def _show_rewind(report: thread_pb2.RewindReport, before: bool) -> None:
     from cogfs.ctl import screen
 
     screen.conversation(report.conversation, report.dry_run)
@@ -356,4 +380,5 @@ def _show_rewind(report: thread_pb2.RewindReport) -> None:
         screen.restore(files.restore)
     screen.runs(report.runs, report.dry_run)
     would = "would go" if report.dry_run else "went"
-    screen.line(f"thread {report.thread_id} {would} back to entry {report.to_entry_id}")
+    where = "before entry" if before else "entry"
+    screen.line(f"thread {report.thread_id} {would} back to {where} {report.to_entry_id}")

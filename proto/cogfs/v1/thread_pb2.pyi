@@ -677,6 +677,7 @@ class RewindRequest(_message.Message):
     FORCE_FIELD_NUMBER: _builtins.int
     CALLING_RUN_ID_FIELD_NUMBER: _builtins.int
     BEFORE_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
     thread_id: _builtins.str
     to_entry_id: _builtins.str
     files: _builtins.bool
@@ -684,7 +685,9 @@ class RewindRequest(_message.Message):
     memory: _builtins.bool
     """Move the conversation and its memory too. Unset: true."""
     workspace_id: _builtins.str
-    """Empty: the thread's."""
+    """With `files`, where the thread ran in several workspaces: the one that is restored, from the nearest checkpoint of it.
+    Empty: that of the nearest checkpoint.
+    """
     dry_run: _builtins.bool
     force: _builtins.bool
     calling_run_id: _builtins.str
@@ -693,6 +696,12 @@ class RewindRequest(_message.Message):
     """Back to before the entry, which has to be a user message, and not to after it: to the entry that it follows, or to no
     entry at all where it is the first. The files are those of its own checkpoint.
     """
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With `files`, where the thread ran in several workspaces: agents whose workspace is restored, the one of theirs that
+        has the nearest checkpoint. Without a workspace_id, which says so more precisely.
+        """
+
     def __init__(
         self,
         *,
@@ -705,10 +714,11 @@ class RewindRequest(_message.Message):
         force: _builtins.bool = ...,
         calling_run_id: _builtins.str = ...,
         before: _builtins.bool = ...,
+        agents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_files", b"_files", "_memory", b"_memory", "files", b"files", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_files", b"_files", "_memory", b"_memory", "before", b"before", "calling_run_id", b"calling_run_id", "dry_run", b"dry_run", "files", b"files", "force", b"force", "memory", b"memory", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_files", b"_files", "_memory", b"_memory", "agents", b"agents", "before", b"before", "calling_run_id", b"calling_run_id", "dry_run", b"dry_run", "files", b"files", "force", b"force", "memory", b"memory", "thread_id", b"thread_id", "to_entry_id", b"to_entry_id", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__files: _TypeAlias = _typing.Literal["files"]  # noqa: Y015
     _WhichOneofArgType__files: _TypeAlias = _typing.Literal["_files", b"_files"]  # noqa: Y015
@@ -994,6 +1004,7 @@ class ForkThreadRequest(_message.Message):
     SOURCE_WORKSPACE_ID_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
     thread_id: _builtins.str
     at_entry_id: _builtins.str
     """On any branch."""
@@ -1012,6 +1023,12 @@ class ForkThreadRequest(_message.Message):
     dry_run: _builtins.bool
     force: _builtins.bool
     """Go past open files; their holders keep the old ones."""
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With `files`: agents in whose workspace the checkpoint has to be. Without a source_workspace_id, which says so more
+        precisely.
+        """
+
     def __init__(
         self,
         *,
@@ -1024,10 +1041,11 @@ class ForkThreadRequest(_message.Message):
         source_workspace_id: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
         force: _builtins.bool = ...,
+        agents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_entry_id", b"at_entry_id", "dry_run", b"dry_run", "files", b"files", "force", b"force", "into", b"into", "new_thread_id", b"new_thread_id", "source_workspace_id", b"source_workspace_id", "thread_id", b"thread_id", "workspace_id", b"workspace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "at_entry_id", b"at_entry_id", "dry_run", b"dry_run", "files", b"files", "force", b"force", "into", b"into", "new_thread_id", b"new_thread_id", "source_workspace_id", b"source_workspace_id", "thread_id", b"thread_id", "workspace_id", b"workspace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

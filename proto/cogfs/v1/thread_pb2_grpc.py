@@ -187,7 +187,7 @@ class ThreadServiceServicer:
     def Rewind(self, request, context):
         """Takes the conversation with its memory, and with `files` the files, back to an entry. NOT_FOUND: no such thread or entry.
         VALIDATION_ERROR: the entry is not on the active branch, its checkpoint is missing or was pruned, there is no
-        workspace, the thread did not run in the workspace, neither conversation nor files are to be taken back, or `before`
+        workspace, the thread did not run in the workspace, no agent of those that are named worked on files in it, neither conversation nor files are to be taken back, or `before`
         an entry that is no user message.
         THREAD_BUSY: as AppendEntry, or a run goes on in the thread ("busy_by"). WORKSPACE_BUSY: something is in the way of the
         files ("busy_by"): a run, tool call or command of another thread in the workspace or in one that overlaps it, or what

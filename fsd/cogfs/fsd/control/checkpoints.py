@@ -6,14 +6,14 @@ one that it was forked from. Knows rows and workspaces; changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.workspace import Workspace, failed
 from cogfs.store.errors import NotFound
 from cogfs.store.rows import Reader
-from cogfs.store.schema import EntryKind, EntryRow, FileCheckpointRow, SnapshotRow, SnapshotState
+from cogfs.store.schema import EntryKind, EntryRow, FileCheckpointRow, SnapshotRow, SnapshotState, ThreadRow
 from cogfs.store.store import Store
 from cogfs.v1.reasons import Reason
 
@@ -34,18 +34,53 @@ class Found:
     follows: bool = False
 
 
-def checkpoint_at(reader: Reader, branch: Sequence[EntryRow]) -> Found | None:
-    """The checkpoint that is the files at the end of ``branch``, or the nearest one before; None: there is none."""
+def checkpoint_at(reader: Reader, branch: Sequence[EntryRow], places: Collection[str] = ()) -> Found | None:
+    """The checkpoint that is the files at the end of ``branch``, or the nearest one before; None: there is none.
+    ``places``: the workspaces that it may be of, of those in which the thread ran; none are given: any.
+
+    VALIDATION_ERROR: there is one, but of another workspace.
+    """
     point = branch[-1]
-    following = next_message(reader, point)
+    following = next_message(reader, point, places)
     if following is not None and following.file_checkpoint is not None:
         return Found(following.file_checkpoint, following, exact=True, follows=True)
-    if point.file_checkpoint_at is not None:
+    if point.file_checkpoint_at is not None and _is_of(point.file_checkpoint_at, places):
         return Found(point.file_checkpoint_at, point, exact=True)
     for entry in reversed(branch):
-        if entry.kind is EntryKind.USER and entry.file_checkpoint is not None:
+        if entry.kind is EntryKind.USER and entry.file_checkpoint is not None and _is_of(entry.file_checkpoint, places):
             return Found(entry.file_checkpoint, entry, exact=False)
+    other = checkpoint_at(reader, branch) if places else None
+    if other is not None:
+        raise _ran_elsewhere(places, other.checkpoint)
     return None
+
+
+def _is_of(checkpoint: FileCheckpointRow, places: Collection[str]) -> bool:
+    return not places or checkpoint.workspace_id in places
+
+
+def _ran_elsewhere(places: Collection[str], checkpoint: FileCheckpointRow) -> CogfsError:
+    named = " or ".join(sorted(places))
+    return CogfsError(
+        Reason.VALIDATION_ERROR,
+        f"the thread did not run in workspace {named} there, but in {checkpoint.workspace_id}",
+    )
+
+
+def workspaces_of(reader: Reader, thread: ThreadRow, agents: Collection[str]) -> frozenset[str]:
+    """The workspaces in which agents worked in a thread: those of the runs that they are on, and the thread's own where
+    it is of one of them. VALIDATION_ERROR: none of them did."""
+    found = {run.workspace_id for run in reader.runs() if run.thread_id == thread.id and run.agent in agents}
+    if thread.agent in agents:
+        found.add(thread.workspace_id)
+    found.discard("")
+    if not found:
+        raise CogfsError(
+            Reason.VALIDATION_ERROR,
+            f"no run of {' or '.join(sorted(agents))} is known that worked on files in the thread {thread.id}: name the"
+            " workspace",
+        )
+    return frozenset(found)
 
 
 def own_checkpoint(entry: EntryRow, files: bool) -> Found | None:
@@ -62,9 +97,9 @@ def own_checkpoint(entry: EntryRow, files: bool) -> Found | None:
     return Found(entry.file_checkpoint, entry, entry.files_follow, follows=True)
 
 
-def next_message(reader: Reader, point: EntryRow) -> EntryRow | None:
+def next_message(reader: Reader, point: EntryRow, places: Collection[str] = ()) -> EntryRow | None:
     """Of the user messages right after a point, on every branch, the one written last whose files followed and that
-    has a checkpoint."""
+    has a checkpoint, of one of the workspaces ``places`` where any are given."""
     found: EntryRow | None = None
     waiting = [point]
     while waiting:
@@ -75,6 +110,7 @@ def next_message(reader: Reader, point: EntryRow) -> EntryRow | None:
                 child.kind is EntryKind.USER
                 and child.files_follow
                 and child.file_checkpoint is not None
+                and _is_of(child.file_checkpoint, places)
                 and (found is None or child.sequence > found.sequence)
             ):
                 found = child
@@ -82,19 +118,16 @@ def next_message(reader: Reader, point: EntryRow) -> EntryRow | None:
 
 
 def usable(
-    store: Store, workspaces: Callable[[str], Workspace], found: Found, workspace_id: str
+    store: Store, workspaces: Callable[[str], Workspace], found: Found, places: Collection[str]
 ) -> tuple[Workspace, SnapshotRow]:
     """The workspace that a checkpoint is of and its snapshot, which may still be captured.
 
-    VALIDATION_ERROR: it is not of ``workspace_id`` where that is given, it was pruned or has failed, or its workspace
-    is gone.
+    VALIDATION_ERROR: it is of none of the workspaces ``places`` where any are given, it was pruned or has failed, or
+    its workspace is gone.
     """
     checkpoint, entry = found.checkpoint, found.entry
-    if workspace_id and workspace_id != checkpoint.workspace_id:
-        raise CogfsError(
-            Reason.VALIDATION_ERROR,
-            f"the thread did not run in workspace {workspace_id} there, but in {checkpoint.workspace_id}",
-        )
+    if not _is_of(checkpoint, places):
+        raise _ran_elsewhere(places, checkpoint)
     with store.read() as reader:
         try:
             snapshot = reader.snapshot(checkpoint.snapshot_id)

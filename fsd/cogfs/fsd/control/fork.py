@@ -8,12 +8,12 @@ the checkpoint, that one gets the branch's snapshots as its own: rows, as all co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from cogfs.fsd.control.checkpoints import Found, checkpoint_at, usable
+from cogfs.fsd.control.checkpoints import Found, checkpoint_at, usable, workspaces_of
 from cogfs.fsd.control.copying import copy_of
 from cogfs.fsd.control.errors import BusyBy, CogfsError, invalid, show
 from cogfs.fsd.control.newplace import NewPlaces, Spot
@@ -56,6 +56,7 @@ class ForkRequest:
     workspace_id: str = ""
     into: bytes = b""
     source_workspace_id: str = ""
+    agents: tuple[str, ...] = ()
     dry_run: bool = False
     force: bool = False
 
@@ -166,8 +167,10 @@ class Forks:
         had. THREAD_BUSY, WORKSPACE_BUSY: as a rewind. DENIED and others: as a restore. Whatever is raised, nothing of
         the fork is left.
         """
-        if not request.files and (request.workspace_id or request.into or request.source_workspace_id):
-            raise invalid("a workspace or a directory of a fork is for its files: ask for these, too")
+        if not request.files and (
+            request.workspace_id or request.into or request.source_workspace_id or request.agents
+        ):
+            raise invalid("a workspace, a directory or an agent of a fork is for its files: ask for these, too")
         if request.workspace_id and request.into:
             raise invalid("name the workspace of a fork by its id or by its directory, and by one of them only")
 
@@ -199,7 +202,15 @@ class Forks:
         source = reader.thread(request.thread_id)
         self._threads.refuse_unfinished(reader, source)
         entries = reader.branch(source.id, reader.entry(source.id, request.at_entry_id).id)
-        return _Branch(source, entries, list(reader.memories(source.id)), checkpoint_at(reader, entries))
+        found = checkpoint_at(reader, entries, self._places(reader, source, request))
+        return _Branch(source, entries, list(reader.memories(source.id)), found)
+
+    @staticmethod
+    def _places(reader: Reader, source: ThreadRow, request: ForkRequest) -> Collection[str]:
+        """The workspaces that the checkpoint may be of; none: any."""
+        if request.source_workspace_id:
+            return (request.source_workspace_id,)
+        return workspaces_of(reader, source, request.agents) if request.agents else ()
 
     @staticmethod
     def _forked(request: ForkRequest, rows: _Rows, passage: Passage, files: ForkedFiles | None = None) -> Forked:
@@ -214,7 +225,7 @@ class Forks:
         found = branch.found
         if found is None:
             raise invalid(f"no checkpoint stands at or before the entry {branch.point.id}")
-        source, snapshot = usable(self._store, self._workspace, found, request.source_workspace_id)
+        source, snapshot = usable(self._store, self._workspace, found, ())
         snapshot = source.sealed(snapshot.id)
         here = source.row()
         row, spot = self._target(request, here)

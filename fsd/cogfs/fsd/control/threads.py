@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
 
-from cogfs.fsd.control.checkpoints import checkpoint_at, own_checkpoint, usable
+from cogfs.fsd.control.checkpoints import checkpoint_at, own_checkpoint, usable, workspaces_of
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.passage import NO_RUNS, Passage, Passages, RunsReport
@@ -289,6 +289,7 @@ class Threads:
         files: bool | None,
         memory: bool,
         workspace_id: str = "",
+        agents: Collection[str] = (),
         dry_run: bool = False,
         force: bool = False,
         calling_run: str = "",
@@ -296,11 +297,12 @@ class Threads:
         """Take the conversation with its memory (``memory``) and the files back to an entry of the active branch.
 
         ``files`` is None: as the runtime's policy says, for a thread with a workspace. ``before``: the entry is a user
-        message; to what it follows, and to the files of its own checkpoint. ``calling_run`` asks for it.
+        message; to what it follows, and to the files of its own checkpoint. Where the thread ran in several workspaces,
+        ``workspace_id`` says which files, or ``agents`` in whose. ``calling_run`` asks for it.
         """
 
         def attempt(passage: Passage, dry: bool) -> Rewound:
-            return self._rewind(thread_id, to_entry_id, files, memory, before, workspace_id, passage, dry)
+            return self._rewind(thread_id, to_entry_id, files, memory, before, workspace_id, agents, passage, dry)
 
         return self._passages.rewind(thread_id, attempt, dry_run=dry_run, force=force, calling_run=calling_run)
 
@@ -312,6 +314,7 @@ class Threads:
         memory: bool,
         before: bool,
         workspace_id: str,
+        agents: Collection[str],
         passage: Passage,
         dry_run: bool,
     ) -> Rewound:
@@ -333,10 +336,13 @@ class Threads:
                 end = place if before else place + 1
                 cut = tuple(entry.id for entry in branch[end:])
                 point = branch[end - 1].id if end else ""
+                places: Collection[str] = (workspace_id,) if workspace_id else ()
+                if files and agents and not places:
+                    places = workspaces_of(reader, thread, agents)
                 if before:
                     found = own_checkpoint(branch[place], files)
                 else:
-                    found = checkpoint_at(reader, branch[:end]) if files else None
+                    found = checkpoint_at(reader, branch[:end], places) if files else None
                 remembered = shift(reader, thread_id, point) if memory else NO_SHIFT
             conversation = Conversation(memory, cut if memory else (), thread.leaf_id)
             if found is None:
@@ -350,7 +356,7 @@ class Threads:
                         move_leaf(writer, self._moved(thread, point, follow=False))
                         drop(writer, passage.drops, REWOUND)
                 return Rewound(conversation, memory=remembered, runs=passage.report(dropping=bool(cut)))
-            workspace, snapshot = usable(self._store, self._workspace, found, workspace_id)
+            workspace, snapshot = usable(self._store, self._workspace, found, places)
             occupied_by = passage.enter(thread_id, workspace.id)
             dropping = bool(conversation.cut)
             leaf = point if memory else thread.leaf_id

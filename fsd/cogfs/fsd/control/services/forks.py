@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from cogfs.fsd.control.fork import ForkRequest, Forks
-from cogfs.fsd.control.services.convert import required, runs_report, thread_message
+from cogfs.fsd.control.services.convert import checked_agent, required, runs_report, thread_message
 from cogfs.v1 import thread_pb2
 
 
@@ -24,6 +24,7 @@ class ForkCalls:
             request.workspace_id,
             request.into,
             request.source_workspace_id,
+            tuple(checked_agent(required(agent, "agents")) for agent in request.agents),
             request.dry_run,
             request.force,
         )

@@ -171,6 +171,7 @@ class ThreadService(ForkCalls, MemoryCalls, thread_pb2_grpc.ThreadServiceService
             files=request.files if request.HasField("files") else None,
             memory=memory,
             workspace_id=request.workspace_id,
+            agents=[checked_agent(required(agent, "agents")) for agent in request.agents],
             dry_run=request.dry_run,
             force=request.force,
             calling_run=request.calling_run_id,
