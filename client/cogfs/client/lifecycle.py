@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import re
 import select
@@ -70,6 +69,9 @@ def daemon_environment(endpoint: str) -> dict[str, str]:
 
 def missing_packages() -> list[str]:
     """The distributions of the extra ``daemon`` that are not installed."""
+    # Here, as it takes long to import and is seldom needed.
+    import importlib.metadata
+
     try:
         requirements = importlib.metadata.requires("cogfs") or []
     except importlib.metadata.PackageNotFoundError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,6 +75,8 @@ def run(leave_mounts: LeaveMounts = False) -> None:
 
 def version(context: typer.Context, json: Json = False) -> None:
     """Show the version of this command, and of the daemon if one answers."""
+    import importlib.metadata
+
     from cogfs.client.lifecycle import find_daemon
     from cogfs.ctl import documents, screen
 
