@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 
 from cogfs.fsd.channel import Committed, Freeze, Frozen, Resume
+from cogfs.fsd.control.budget import Budget
 from cogfs.fsd.control.command import execute, leave
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.newplace import NewPlaces
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.server import Registration
-from cogfs.store.errors import Corrupt, NoSpace
+from cogfs.fsd.control.settings import Settings
+from cogfs.fsd.control.workspace import Workspace
+from cogfs.store.errors import Corrupt, NoSpace, NotFound
 from cogfs.store.store import Store
 from cogfs.v1 import snapshot_pb2, snapshot_pb2_grpc
 from cogfs.v1.reasons import Reason
@@ -28,10 +31,14 @@ from cogfs.v1.reasons import Reason
 class PlainEngine:
     """Takes what is dirty and forgets it."""
 
-    def __init__(self, store: Store, places: Places) -> None:
+    def __init__(self, store: Store, places: Places, settings: Settings) -> None:
+        self.budget = Budget(store, self._no_workspace, 0)
         self._links: dict[str, Link] = {}
         self._locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._handed: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+
+    def _no_workspace(self, workspace_id: str) -> Workspace:
+        raise NotFound(f"there is no workspace {workspace_id}")
 
     def attach(self, workspace_id: str, link: Link) -> None:
         self._links[workspace_id] = link

@@ -10,10 +10,13 @@ import pytest
 
 from cogfs.fsd.control import boundaries
 from cogfs.fsd.control.ahead import Ahead
+from cogfs.fsd.control.budget import Budget
 from cogfs.fsd.control.collector import Collector
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.places import Places
+from cogfs.fsd.control.workspace import Workspace
 from cogfs.fsd.undolog import InodeWas, Status, UndoLogWriter, Was
+from cogfs.store.errors import NotFound
 from cogfs.store.schema import BoundaryRow, WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
 from cogfs.v1.reasons import Reason
@@ -32,8 +35,15 @@ def store(places: Places) -> Iterator[Store]:
         yield opened
 
 
+def _unlimited(store: Store) -> Budget:
+    def find(workspace_id: str) -> Workspace:
+        raise NotFound(workspace_id)
+
+    return Budget(store, find, 0)
+
+
 def _collect(store: Store, places: Places) -> int:
-    return Collector(store, places).collect(0, thorough=True, goes_on=lambda: True).objects
+    return Collector(store, places, _unlimited(store)).collect(0, thorough=True, goes_on=lambda: True).objects
 
 
 def _was(name: bytes) -> InodeWas:
@@ -98,7 +108,7 @@ def test_what_was_captured_ahead_is_read_again_when_it_is_gone(store: Store, pla
 
 def test_a_collector_that_is_closed_ends_what_goes_on(store: Store, places: Places) -> None:
     store.put_blob(b"garbage" * 100)
-    collector = Collector(store, places)
+    collector = Collector(store, places, _unlimited(store))
     collector.start()
     collector.close()
     done = collector.collect(0, thorough=True, goes_on=lambda: True)

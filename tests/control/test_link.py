@@ -218,7 +218,7 @@ def workspace(base: Path, project: Path) -> Iterator[Workspace]:
     with Store.open(base / "store") as store, ThreadPoolExecutor(1) as pool:
         with store.write() as writer:
             writer.put_workspace(WorkspaceRow("ws_1", os.fsencode(project), b"", WorkspaceOptions(), 0))
-        found = Workspace(store, pool, pool, "ws_1", base / "undo.log")
+        found = Workspace(store, pool, pool, "ws_1", base / "undo.log", lambda: None)
         yield found
         found.sealer.close()
 

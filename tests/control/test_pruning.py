@@ -31,7 +31,7 @@ from tests.control.files import Directory
 @pytest.fixture
 def workspace(place: Directory, tmp_path: Path) -> Iterator[Workspace]:
     with ThreadPoolExecutor(1) as pool:
-        yield Workspace(place.store, pool, pool, place.id, tmp_path / "undo.log")
+        yield Workspace(place.store, pool, pool, place.id, tmp_path / "undo.log", lambda: None)
 
 
 def _take(workspace: Workspace, *names: str, state: SnapshotState = SnapshotState.SEALED, last: bool = True) -> None:

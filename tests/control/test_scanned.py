@@ -25,6 +25,7 @@ from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.restoration import Request, Restoration
 from cogfs.fsd.control.scanned import ScannedLink, Scans
 from cogfs.fsd.control.sealer import boot_id
+from cogfs.fsd.control.settings import Settings
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.ids import new_id
 from cogfs.store.schema import BoundaryRow, SnapshotOrigin, SnapshotRow, SnapshotState, WorkspaceOptions, WorkspaceRow
@@ -56,7 +57,7 @@ class Scanned:
     def __init__(self, store: Store, root: Path) -> None:
         self.root = root
         state = root.parent / "state"
-        self.engine = Engine(store, Places(state, state, state / "cogfsd.sock"))
+        self.engine = Engine(store, Places(state, state, state / "cogfsd.sock"), Settings())
         self.store = store
         self.id = new_id("ws")
         with store.write() as writer:

@@ -86,3 +86,15 @@ def test_use_of_space_against_a_count_of_each_object(store: Store) -> None:
             others = set().union(*(names for key, names in reached.items() if key != (workspace, snapshot)))
             assert its.unique == size(own - others)
             assert its.shared >= size(own & others)
+
+    # In whatever order they are to go: as few as possible, the first ones, whoever has the rest.
+    order = [f"s{number}" for number in range(30) if number not in (4, 29)]
+    chance.shuffle(order)
+    for limit in (0, size(reached["w1", ""]), *(round(found.needed * share) for share in (0.4, 0.7, 0.9, 1)), 1 << 40):
+        gone, needed = store.too_many(order, limit)
+        assert gone == order[: len(gone)]
+        assert needed == size(set().union(*(names for (_, name), names in reached.items() if name not in gone)))
+        assert needed <= limit or gone == order
+        if gone:
+            with_one_more = [names for (_, name), names in reached.items() if name not in gone[:-1]]
+            assert size(set().union(*with_one_more)) > limit

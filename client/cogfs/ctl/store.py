@@ -142,8 +142,11 @@ def stats(
             ),
             ("ratio", f"{found.ratio:.2f}"),
             ("of no use", screen.size(found.unneeded_bytes)),
+            ("budget", screen.size(found.max_bytes) if found.max_bytes else ""),
         ]
     )
+    if found.full:
+        screen.note(f"no checkpoints are taken: {found.full}")
     rows = []
     for one in found.workspaces:
         name = screen.path(one.root) or one.workspace_id

@@ -85,7 +85,7 @@ class CollectRequest(_message.Message):
     """Rewrite every file of the store of which anything is dropped, and not only those of which a quarter is."""
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """What came into the store no longer ago than this stays, needed or not: an hour, if it is unset."""
+        """What came into the store no longer ago than this stays, needed or not: if it is unset, store.gc_grace of the configuration, an hour."""
 
     def __init__(
         self,
@@ -382,6 +382,8 @@ class Stats(_message.Message):
     RATIO_FIELD_NUMBER: _builtins.int
     UNNEEDED_BYTES_FIELD_NUMBER: _builtins.int
     WORKSPACES_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    FULL_FIELD_NUMBER: _builtins.int
     objects: _builtins.int
     packs: _builtins.int
     pack_bytes: _builtins.int
@@ -393,6 +395,12 @@ class Stats(_message.Message):
     """The quotient of the two; 1 for an empty store."""
     unneeded_bytes: _builtins.int
     """What nothing needs, or is needed and cannot be read, and the rest of the packs' bytes, that a collection can free."""
+    max_bytes: _builtins.int
+    """What `pack_bytes` may come to, store.max_bytes of the configuration; 0: anything. Where it is more, the oldest
+    snapshots are deleted that nothing protects or needs.
+    """
+    full: _builtins.str
+    """Why no checkpoint is taken: the store takes more than it may, and nothing of it can be deleted. Empty: they are."""
     @_builtins.property
     def workspaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkspaceUse]: ...
     def __init__(
@@ -407,10 +415,12 @@ class Stats(_message.Message):
         ratio: _builtins.float = ...,
         unneeded_bytes: _builtins.int = ...,
         workspaces: _abc.Iterable[Global___WorkspaceUse] | None = ...,
+        max_bytes: _builtins.int = ...,
+        full: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_bytes", b"index_bytes", "objects", b"objects", "pack_bytes", b"pack_bytes", "packs", b"packs", "ratio", b"ratio", "raw_bytes", b"raw_bytes", "stored_bytes", b"stored_bytes", "unneeded_bytes", b"unneeded_bytes", "workspaces", b"workspaces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["full", b"full", "index_bytes", b"index_bytes", "max_bytes", b"max_bytes", "objects", b"objects", "pack_bytes", b"pack_bytes", "packs", b"packs", "ratio", b"ratio", "raw_bytes", b"raw_bytes", "stored_bytes", b"stored_bytes", "unneeded_bytes", b"unneeded_bytes", "workspaces", b"workspaces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,7 +35,7 @@ from cogfs.store.schema import FORMAT_VERSION, Chunks, Hash, ObjectKind, Tree, T
 from cogfs.store.source import Source
 from cogfs.store.steps import step
 from cogfs.store.treecache import TreeCache
-from cogfs.store.usage import Usage, use
+from cogfs.store.usage import Usage, too_many, use
 
 _FORMAT_KEY = b"format"
 _FORMAT_SIZE = 4
@@ -402,6 +402,27 @@ class Store:
         self._check_open()
         with self.operation():
             return use(self._database, self._objects, more_roots, lambda: goes_on() and not self._closed)
+
+    def too_many(
+        self,
+        oldest_first: Sequence[str],
+        limit: int,
+        more_roots: Callable[[], Iterable[Root]] = tuple,
+        *,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> tuple[list[str], int]:
+        """Which of some snapshots have to go for what is left to need ``limit`` bytes at most: as few as possible, the
+        oldest first, or all of them. And what is needed then. Interrupted when ``goes_on`` says no."""
+        self._check_open()
+        with self.operation():
+            return too_many(
+                self._database,
+                self._objects,
+                oldest_first,
+                limit,
+                more_roots,
+                lambda: goes_on() and not self._closed,
+            )
 
     def _note(self, row: object) -> None:
         if self._named is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cogfs.store.database import Database
@@ -82,6 +82,38 @@ def use(
     return usage
 
 
+def too_many(
+    database: Database,
+    objects: Objects,
+    oldest_first: Sequence[str],
+    limit: int,
+    more_roots: Callable[[], Iterable[Root]],
+    goes_on: Callable[[], bool],
+) -> tuple[list[str], int]:
+    """Which of some snapshots have to go for what is left to need ``limit`` bytes of the packs at most: as few as
+    possible, the oldest first, or all of them. And what is needed then.
+
+    Interrupted; Corrupt.
+    """
+    may_go = set(oldest_first)
+    named: dict[str, Hash] = {}
+    graph = _Graph(objects, goes_on)
+    seen: set[Hash] = set()
+    needed = 0
+    for root in (*roots(database), *more_roots()):
+        if root.snapshot_id in may_go:
+            named[root.snapshot_id] = root.name
+        else:
+            needed += graph.reach(root.name, seen)
+    for number in range(len(oldest_first) - 1, -1, -1):
+        name = named.get(oldest_first[number])
+        more = graph.reach(name, seen) if name is not None else 0
+        if needed + more > limit:
+            return list(oldest_first[: number + 1]), needed
+        needed += more
+    return [], needed
+
+
 def _sum_up(graph: _Graph, owners: dict[Hash, int]) -> dict[int, int]:
     unique: dict[int, int] = {}
     for name, owner in owners.items():
@@ -150,13 +182,19 @@ class _Graph:
     def reached(self, names: Iterable[Hash]) -> int:
         """Bytes of all that is reached, each once."""
         seen: set[Hash] = set()
-        waiting = list(names)
+        return sum(self.reach(name, seen) for name in names)
+
+    def reach(self, root: Hash, seen: set[Hash]) -> int:
+        """Bytes of what is reached and was not ``seen`` yet, which it is then."""
+        found = 0
+        waiting = [root]
         while waiting:
             name = waiting.pop()
             if name not in seen:
                 seen.add(name)
                 waiting += self.named(name)
-        return sum(self.size(name) for name in seen)
+                found += self.size(name)
+        return found
 
     def below(self, root: Hash) -> int:
         """Bytes of an object and all below it; what comes in several directories counts in each."""

@@ -17,10 +17,12 @@ from cogfs.fsd.control.ahead import is_loaded
 from cogfs.fsd.control.background import lower_priority
 from cogfs.fsd.control.errors import CogfsError, from_os_error
 from cogfs.fsd.control.places import Places
+from cogfs.fsd.control.ports import Room
 from cogfs.fsd.undolog import UndoLog
 from cogfs.store.errors import StoreError
 from cogfs.store.gc import Collected
 from cogfs.store.naming import Root
+from cogfs.store.reach import Interrupted
 from cogfs.store.recent import GRACE
 from cogfs.store.store import Store
 from cogfs.v1.reasons import Reason
@@ -34,6 +36,8 @@ _INTERVAL = 300.0
 _SHARE = 20
 #: Seconds after the start of the daemon: what an earlier one left is found then.
 _AFTER_START = 600.0
+#: Seconds for which what puts a collection off is waited for, at most.
+_LONGEST = 3600.0
 #: Snapshots that the log names as unreadable.
 _TOLD = 20
 #: Seconds for which operations that began before are waited for.
@@ -44,9 +48,12 @@ _PATIENCE_IN_BACKGROUND = 600.0
 class Collector:
     """Collections of one store. Its methods may be called by many threads."""
 
-    def __init__(self, store: Store, places: Places) -> None:
+    def __init__(self, store: Store, places: Places, budget: Room, grace: float = GRACE) -> None:
+        """``grace``: seconds for which what came into the store stays, unless it is over its ``budget``."""
         self._store = store
         self._places = places
+        self._budget = budget
+        self.grace = grace
         self._stop = threading.Event()
         #: How many wait for a collection that they asked for: the one in the background ends for them.
         self._asked = 0
@@ -123,6 +130,23 @@ class Collector:
 
     # --- in the background
 
+    def _make_room(self) -> None:
+        """The store takes more than it may: delete what has to go, and collect all that nobody needs at once."""
+
+        def goes_on() -> bool:
+            return not self._stop.is_set() and not self._asked
+
+        try:
+            self._budget.prune(self.roots, goes_on)
+            done = self._collect(0, True, _PATIENCE_IN_BACKGROUND, goes_on)
+        except Interrupted:
+            return
+        except (CogfsError, StoreError, OSError) as error:
+            _log.warning("gc.deferred", reason=str(error))
+            return
+        if not done.deferred:
+            self._budget.settle()
+
     def _run(self) -> None:
         lower_priority()
         seen = self._store.deletions
@@ -131,13 +155,15 @@ class Collector:
         #: When to look without a deletion: what was new at the last collection is not any more then.
         again = time.monotonic() + _AFTER_START
         while not self._stop.wait(_PAUSE):
+            if self._budget.exceeded and not self._asked:
+                self._make_room()
             now = time.monotonic()
             deletions = self._store.deletions
             if now < not_before or is_loaded() or (deletions == seen and now < again):
                 continue
             try:
                 done = self._collect(
-                    GRACE,
+                    self.grace,
                     False,
                     _PATIENCE_IN_BACKGROUND,
                     lambda: not self._stop.is_set() and not self._asked,
@@ -148,8 +174,8 @@ class Collector:
                 deferred = True
             finished = time.monotonic()
             if not deferred:
-                again = now + GRACE if deletions != seen else float("inf")
+                again = now + self.grace if deletions != seen else float("inf")
                 seen = deletions
             # What puts it off may last.
-            delay = min(2 * delay, GRACE) if deferred else _INTERVAL
+            delay = min(2 * delay, _LONGEST) if deferred else _INTERVAL
             not_before = finished + max(delay, _SHARE * (finished - now))

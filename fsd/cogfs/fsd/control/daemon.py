@@ -27,6 +27,7 @@ from cogfs.fsd.control.registry import Registry
 from cogfs.fsd.control.server import Registration, Server
 from cogfs.fsd.control.services.admin import AdminService
 from cogfs.fsd.control.services.workspaces import WorkspaceService
+from cogfs.fsd.control.settings import Settings
 from cogfs.fsd.control.supervisor import Supervisor
 from cogfs.store.store import Store
 from cogfs.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
@@ -53,7 +54,8 @@ class AlreadyRunning(CogfsError):
 
 def run(
     places: Places,
-    make_engine: Callable[[Store, Places], EngineT],
+    settings: Settings,
+    make_engine: Callable[[Store, Places, Settings], EngineT],
     more_services: Callable[[Store, EngineT, NewPlaces], Sequence[Registration]],
     *,
     leave_mounts: bool,
@@ -69,12 +71,12 @@ def run(
         stack.callback(os.close, _lock(places))
         ended = stack.enter_context(_told_to_end())
         store = stack.enter_context(Store.open(places.store))
-        engine = make_engine(store, places)
+        engine = make_engine(store, places, settings)
         stack.callback(engine.close)
         supervisor = Supervisor(places, store, engine)
         registry = Registry(places, store, engine)
         new_places = NewPlaces(store, engine, supervisor, registry)
-        collector = Collector(store, places)
+        collector = Collector(store, places, engine.budget, settings.gc_grace)
         services = [
             *_own_services(places, store, engine, supervisor, registry, collector),
             *more_services(store, engine, new_places),
@@ -133,7 +135,7 @@ def _own_services(
     collector: Collector,
 ) -> list[Registration]:
     workspaces = WorkspaceService(places, store, engine, supervisor, registry)
-    admin = AdminService(places, store, collector)
+    admin = AdminService(places, store, collector, engine.budget)
     return [
         (
             "cogfs.v1.WorkspaceService",

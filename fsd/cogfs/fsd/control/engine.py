@@ -8,16 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cogfs.fsd.control.ahead import AheadThread
 from cogfs.fsd.control.background import lower_priority
+from cogfs.fsd.control.budget import Budget
 from cogfs.fsd.control.commands import Commands
 from cogfs.fsd.control.completion import Completion
 from cogfs.fsd.control.holders import Holders
 from cogfs.fsd.control.holds import Holds
 from cogfs.fsd.control.passage import Passages
-from cogfs.fsd.control.patience import Patience
 from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import EngineState, Link
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.runs import Runs
+from cogfs.fsd.control.settings import Settings
 from cogfs.fsd.control.threads import Threads
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.store import Store
@@ -26,9 +27,8 @@ from cogfs.store.store import Store
 class Engine:
     """Owns the workspaces' locks and the pool that reads files into the store. Safe from any thread."""
 
-    def __init__(self, store: Store, places: Places) -> None:
-        """VALIDATION_ERROR when the environment says how long to wait, and makes no sense."""
-        patience = Patience.of(os.environ)
+    def __init__(self, store: Store, places: Places, settings: Settings) -> None:
+        patience = settings.patience
         self.store = store
         self._places = places
         self._pool = ThreadPoolExecutor(
@@ -39,6 +39,7 @@ class Engine:
         self._ahead = AheadThread(store)
         self._workspaces: dict[str, Workspace] = {}
         self._lock = threading.Lock()
+        self.budget = Budget(store, self.workspace, settings.max_bytes)
         self._holds = Holds()
         self.holders = Holders(store, self._holds, patience)
         self.runs = Runs(store, self._holds, self.holders)
@@ -54,7 +55,7 @@ class Engine:
             known = self._workspaces.get(workspace_id)
             if known is None:
                 undo_log = self._places.undo_log(workspace_id)
-                known = Workspace(self.store, self._pool, self._urgent, workspace_id, undo_log)
+                known = Workspace(self.store, self._pool, self._urgent, workspace_id, undo_log, self.budget.refuse_full)
                 self._workspaces[workspace_id] = known
             return known
 

@@ -11,6 +11,7 @@ from typing import TextIO, cast
 import structlog
 
 LEVELS = ("debug", "info", "warning", "error")
+USUAL = "info"
 
 
 class _Lossy:

@@ -4,12 +4,13 @@ of the link to a worker."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from cogfs.fsd.channel import Answer, Broken, Request, Wanted, Welcome
 from cogfs.fsd.control.errors import BusyBy
+from cogfs.store.naming import Root
 
 
 class Link(Protocol):
@@ -54,8 +55,30 @@ class EngineState:
     bypassed_by: tuple[BusyBy, ...] = ()
 
 
+class Room(Protocol):
+    """The bytes that a store may take (``cogfs.fsd.control.budget``)."""
+
+    @property
+    def max_bytes(self) -> int:
+        """0: any number."""
+
+    @property
+    def full(self) -> str:
+        """Why no checkpoint is taken; empty: they are."""
+
+    @property
+    def exceeded(self) -> bool: ...
+
+    def prune(self, more_roots: Callable[[], Iterable[Root]], goes_on: Callable[[], bool]) -> int: ...
+
+    def settle(self) -> None: ...
+
+
 class Workspaces(Protocol):
     """What the supervisor tells the engine about workers that come and go. All of it is safe from any thread."""
+
+    @property
+    def budget(self) -> Room: ...
 
     def attach(self, workspace_id: str, link: Link) -> None:
         """A worker, new or adopted, serves the workspace now. Recovers an interrupted restore through the mount."""

@@ -10,7 +10,8 @@ import time
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.workspace import Workspace
 from cogfs.store import retention
-from cogfs.store.schema import SnapshotState, WorkspaceOptions
+from cogfs.store.schema import SnapshotRow, SnapshotState, WorkspaceOptions
+from cogfs.store.store import Store
 from cogfs.v1.reasons import Reason
 
 
@@ -32,6 +33,18 @@ def delete(workspace: Workspace, snapshot_id: str) -> None:
                 f"the snapshot {snapshot_id} {why}, and is not deleted" + (": try again later" if passes else ""),
             )
         writer.delete_snapshot(snapshot_id)
+
+
+def oldest(store: Store) -> list[SnapshotRow]:
+    """The snapshots of all workspaces that nothing needs or protects, the oldest first."""
+    found = []
+    with store.read() as reader:
+        for workspace in reader.workspaces():
+            journal = reader.journal(workspace.id)
+            rows = list(reader.snapshots(workspace.id))
+            newest = next((one.id for one in rows if one.state is SnapshotState.SEALED), "")
+            found += [row for row in rows if not retention.why_needed(row, workspace, journal, newest)[0]]
+    return sorted(found, key=lambda row: (row.created_ns, row.id))
 
 
 def prune(workspace: Workspace, limits: tuple[int, int] | None, *, dry_run: bool) -> tuple[list[str], int]:

@@ -93,9 +93,16 @@ class Workspace:
     """What the control process holds of one registered workspace. Everything but ``attach`` is under ``lock``."""
 
     def __init__(
-        self, store: Store, pool: ThreadPoolExecutor, urgent: ThreadPoolExecutor, workspace_id: str, undo_log: Path
+        self,
+        store: Store,
+        pool: ThreadPoolExecutor,
+        urgent: ThreadPoolExecutor,
+        workspace_id: str,
+        undo_log: Path,
+        refuse_full: Callable[[], None],
     ) -> None:
-        """``pool`` reads files into the store, ``urgent`` those that a call in the mount waits for."""
+        """``pool`` reads files into the store, ``urgent`` those that a call in the mount waits for. ``refuse_full``
+        raises NO_SPACE when no checkpoint is to be taken."""
         self.store = store
         self.pool = pool
         self.ahead = Ahead(store)
@@ -105,6 +112,7 @@ class Workspace:
         self.lock = threading.RLock()
         self.link: Link | None = None
         self._bypass: Bypass | None = None
+        self._refuse_full = refuse_full
 
     # --- standing -----------------------------------------------------------------------------------------------------
 
@@ -323,8 +331,10 @@ class Workspace:
         """Take a snapshot, durable when this returns and sealed some time later (see ``sealed``).
 
         ``fill`` writes more in the same transaction. ``exclude`` is left out on top of what the workspace leaves out,
-        and ``max_file_bytes`` takes the place of its limit. VALIDATION_ERROR when a glob cannot be read.
+        and ``max_file_bytes`` takes the place of its limit. VALIDATION_ERROR when a glob cannot be read, NO_SPACE
+        when the store's budget is used up.
         """
+        self._refuse_full()
         with self.lock:
             link = self.ready()
             rules = Rules.of(self.row().options, exclude, max_file_bytes)

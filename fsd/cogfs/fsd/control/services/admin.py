@@ -13,11 +13,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from cogfs.fsd.control.collector import Collector
 from cogfs.fsd.control.errors import CogfsError, invalid
 from cogfs.fsd.control.places import Places
+from cogfs.fsd.control.ports import Room
 from cogfs.fsd.control.retaking import retake
 from cogfs.store.check import AffectedPath
 from cogfs.store.gc import Unreadable
 from cogfs.store.reach import Interrupted
-from cogfs.store.recent import GRACE
 from cogfs.store.store import Store
 from cogfs.v1 import admin_pb2, admin_pb2_grpc
 from cogfs.v1.reasons import Reason
@@ -29,8 +29,9 @@ _GRACE_MAX = 366 * 24 * 3600
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    def __init__(self, places: Places, store: Store, collector: Collector) -> None:
+    def __init__(self, places: Places, store: Store, collector: Collector, budget: Room) -> None:
         self._places = places
+        self._budget = budget
         self._store = store
         self._collector = collector
         self._started = Timestamp()
@@ -49,7 +50,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
 
     def Collect(self, request: admin_pb2.CollectRequest, context: grpc.ServicerContext) -> admin_pb2.CollectResponse:
-        grace = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else GRACE
+        grace = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else self._collector.grace
         if not 0 <= grace <= _GRACE_MAX:
             raise invalid("the grace of a collection is from 0 to one year")
         started = time.monotonic()
@@ -108,6 +109,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             raw_bytes=used.raw,
             stored_bytes=used.stored,
             ratio=used.raw / used.stored if used.stored else 1.0,
+            max_bytes=self._budget.max_bytes,
+            full=self._budget.full,
             unneeded_bytes=max(0, stats.pack_bytes - used.needed),
             workspaces=[
                 admin_pb2.WorkspaceUse(
