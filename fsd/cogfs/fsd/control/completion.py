@@ -55,15 +55,16 @@ class Completion:
         self._workspace = workspace
         self._store = workspace.store
 
-    def verify(self, plan: Plan, progress: Progress) -> None:
-        """Every content that the plan brings back is there and is what its hash says."""
-        wanted = {
-            one.after.hash
-            for one in plan.steps
-            if one.after is not None
-            and one.after.kind is Kind.FILE
-            and not (one.before is not None and one.before.hash == one.after.hash)
-        }
+    def verify(self, plan: Plan, progress: Progress, *, kept: bool = False) -> None:
+        """Every content that the plan brings back is there and is what its hash says; with ``kept`` also what it takes
+        away, which the safety snapshot alone has then."""
+        wanted = set()
+        for one in plan.steps:
+            if one.before is not None and one.after is not None and one.before.hash == one.after.hash:
+                continue
+            for entry in (one.after, one.before if kept else None):
+                if entry is not None and entry.kind is Kind.FILE:
+                    wanted.add(entry.hash)
         for done, name in enumerate(sorted(wanted)):
             self._store.verify_file(name)
             progress(Phase.VERIFYING, done + 1, len(wanted))
