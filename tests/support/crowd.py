@@ -86,7 +86,6 @@ class Crowd:
         self.wrong: list[str] = []
         self._lock = threading.Lock()
         self._stories: dict[str, Story] = {}
-        #: Which undo moved a thread's leaf, and by how much is not known.
         self._names = itertools.count()
         #: What clients wrote, by the name of the file; the first content is that of the beginning.
         self._written: dict[str, set[bytes]] = {}
@@ -181,7 +180,7 @@ class Crowd:
             self._calls.pop(number, None)
 
     def _once(self, cog: Client, chance: random.Random, number: int) -> None:
-        acts: dict[Callable[[Client, random.Random], None], int] = {
+        acts: dict[Callable[[Client, random.Random], None], float] = {
             self._note: 5,
             self._message: 5,
             self._files: 4,
@@ -192,7 +191,7 @@ class Crowd:
             self._undo: 2,
             self._fork: 3,
             self._fork_files: 2,
-            self._fork_into: 1,
+            self._fork_into: 0.3,
             self._remember: 2,
             self._look: 3,
         }
@@ -425,8 +424,10 @@ class Crowd:
         plan, done = back.restore(dry_run=True), back.restore()
         assert [*plan.files] == [*done.files], "a dry run does not say what the restore does"
         self._is_as(root, back)
-        workspace.undo()
-        self._is_as(root, now)
+        if done.safety_snapshot_id:
+            # Else nothing was changed, and an undo would take back what somebody restored before.
+            workspace.undo()
+            self._is_as(root, now)
 
     @staticmethod
     def _is_as(root: Path, snapshot: Snapshot) -> None:
