@@ -113,14 +113,18 @@ class Crowd:
                 (root / "some").mkdir()
                 for name in range(_FILES):
                     self._write(root / "some" / f"f{name}", f"first {name}\n")
-                workspace = cog.workspace(root)
                 self._versions.append([])
                 for version in range(_VERSIONS):
-                    for name in range(_FILES):
-                        (root / "all" / f"v{name}").write_text(f"version {version}\n")
-                    self._versions[number].append(workspace.checkpoint(f"version {version}", wait_for="sealed").id)
+                    self._versions[number].append(self._version(cog, root, version))
                 for _ in range(2):
                     self._new_thread(cog, number)
+
+    @staticmethod
+    def _version(cog: Client, root: Path, version: int) -> str:
+        """A snapshot of one version of what restores alone change, while nobody else does anything."""
+        for name in range(_FILES):
+            (root / "all" / f"v{name}").write_text(f"version {version}\n")
+        return cog.workspace(root).checkpoint(f"version {version}", wait_for="sealed").id
 
     def _write(self, path: Path, content: str) -> None:
         with self._lock:
@@ -418,6 +422,11 @@ class Crowd:
         self._seen.update(one.id for one in fresh)
         for snapshot in chance.sample(fresh, min(len(fresh), _LOOKED_AT)):
             self._check_snapshot(snapshot)
+        kept = {one.id for one in workspace.snapshots()}
+        for version, snapshot_id in enumerate(self._versions[number]):
+            if snapshot_id not in kept:
+                # Retention took it.
+                self._versions[number][version] = self._version(cog, root, version)
         now = workspace.checkpoint(wait_for="sealed")
         self._is_as(root, now)
         back = cog.snapshot(chance.choice(self._versions[number]))
