@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -145,9 +146,16 @@ def _memory(pid: int, what: str) -> float:
     return int(found[1]) * 1024 / _MIB
 
 
-def _planned(cog: Client, thread: Thread, entry: str, how: str) -> dict[str, float]:
-    """``plan`` in a process of its own, and the memory of the daemon meanwhile."""
-    pid = cog.daemon().pid
+def _planned(workspace: Workspace, thread: Thread, entry: str, how: str) -> dict[str, float]:
+    """``plan`` in a process of its own, and the memory of the daemon meanwhile: another one, which has none left over
+    from what the last one did."""
+    with connect() as cog:
+        os.kill(cog.daemon().pid, signal.SIGKILL)
+    with connect(start=True) as cog:
+        pid = cog.daemon().pid
+        while workspace.status().state != workspace.message.ACTIVE:
+            time.sleep(0.05)
+        thread.rewind(thread.message.leaf_id, files=True, dry_run=True)
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     before = _memory(pid, "VmRSS")
     done = subprocess.run(
@@ -177,7 +185,7 @@ def large_plans(cog: Client, base: Path, sizes: list[int]) -> dict[str, dict[str
                 out.write(f"changed among {size}\n")
         _settled(workspace, thread)
         for how in ("streamed", "whole"):
-            found = _planned(cog, thread, first, how)
+            found = _planned(workspace, thread, first, how)
             assert found["files"] == size, found
             figures[f"{size:,} files, {how}"] = found
     workspace.unmount()
@@ -188,6 +196,7 @@ def large_plans(cog: Client, base: Path, sizes: list[int]) -> dict[str, dict[str
 def _settled(workspace: Workspace, thread: Thread) -> None:
     thread.user_message("another")
     sealed(workspace)
+    thread.refresh()
 
 
 def _table(title: str, rows: dict[str, dict[str, float]]) -> None:
