@@ -18,7 +18,6 @@ import errno
 import os
 import random
 import re
-import socket
 import stat
 import subprocess
 import sys
@@ -36,7 +35,7 @@ DIRECTORIES = 4
 FILES = 12
 _RACERS = 2
 _EXCHANGE = 2
-_AT_FDCWD = -100
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _MS_BIND = 4096
 _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
@@ -274,18 +273,28 @@ class Escape:
 # --- the racers -------------------------------------------------------------------------------------------------------
 
 
+#: A name in a directory that is open.
+Spot = tuple[int, str]
+
+
 class Racer:
-    """One who goes round all tricks, in a process of its own, until its input ends."""
+    """One who goes round all tricks, in a process of its own, until its input ends.
+
+    It takes care that it does nothing outside itself, whatever another racer has put into its way: it goes from
+    directory to directory, never through a link, and never into what is mounted there.
+    """
 
     def __init__(self, base: Path, scanned: bool, seed: str) -> None:
         self._chance = random.Random(seed)
-        self._root = base / "project"
-        self._outside = base / "outside"
-        self._parking = base / "parking"
+        self._base = base
+        self._root = os.open(base / "project", _OPEN)
+        self._parking = os.open(base / "parking", _OPEN)
+        self._mount = _mount_of(self._root)
         self._name = f".racer{seed}"
+        self._opened: list[int] = []
         self.done: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self._tricks: list[Callable[[Path, Path], None]] = [
+        self._tricks: list[Callable[[str, str], None]] = [
             self.directory_for_symlink,
             self.file_for_symlink,
             self.file_for_symlink_upwards,
@@ -301,130 +310,141 @@ class Racer:
 
     def turn(self) -> None:
         number, name = self._chance.randrange(DIRECTORIES), self._chance.randrange(FILES)
-        below = "sub/" if self._chance.random() < 0.5 else ""
-        directory = Path(f"d{number}/{below}".rstrip("/"))
+        directory = f"d{number}/sub" if self._chance.random() < 0.5 else f"d{number}"
         trick = self._chance.choice(self._tricks)
-        # Somebody else was faster, or the restore keeps others out.
-        with contextlib.suppress(OSError):
-            trick(directory, directory / f"f{name}")
-            self.done[trick.__name__] += 1
+        try:
+            # Somebody else was faster, or the restore keeps others out.
+            with contextlib.suppress(OSError):
+                trick(directory, f"{directory}/f{name}")
+                self.done[trick.__name__] += 1
+        finally:
+            while self._opened:
+                os.close(self._opened.pop())
 
-    def _swap(self, one: Path, other: Path) -> None:
+    def _spot(self, path: str) -> Spot:
+        """Where ``path`` is."""
+        *directories, name = path.split("/")
+        fd = self._root
+        for one in directories:
+            fd = os.open(one, _OPEN, dir_fd=fd)
+            self._opened.append(fd)
+            if _mount_of(fd) != self._mount:
+                raise OSError(errno.EXDEV, "something is mounted there", one)
+        return fd, name
+
+    def _swap(self, one: Spot, other: Spot) -> None:
         """Each in the place of the other, and back a moment later."""
         for _ in range(2):
-            if _libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE) != 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number))
+            _check(_libc.renameat2(one[0], one[1].encode(), other[0], other[1].encode(), _EXCHANGE))
             self._linger()
 
     def _linger(self) -> None:
         time.sleep(self._chance.choice((0, 0, 0.0002, 0.002)))
 
-    def _planted(self, plant: Callable[[Path], object], at: Path) -> None:
+    def _planted(self, plant: Callable[[Spot], object], at: str) -> None:
         """Something at a path for a moment, in the place of what is there."""
-        mine = self._root / self._name
-        _remove(mine)
+        mine = self._root, self._name
+        spot = self._spot(at)
+        _remove_at(*mine, self._mount)
         plant(mine)
         try:
-            self._swap(mine, at)
+            self._swap(mine, spot)
         finally:
-            _remove(mine)
+            _remove_at(*mine, self._mount)
 
-    def directory_for_symlink(self, directory: Path, file: Path) -> None:
-        self._planted(lambda at: at.symlink_to(self._outside / directory), self._root / directory)
+    def _link_to(self, target: str) -> Callable[[Spot], object]:
+        return lambda at: os.symlink(target, at[1], dir_fd=at[0])
 
-    def file_for_symlink(self, directory: Path, file: Path) -> None:
-        self._planted(lambda at: at.symlink_to(self._outside / file), self._root / file)
+    def directory_for_symlink(self, directory: str, file: str) -> None:
+        self._planted(self._link_to(f"{self._base}/outside/{directory}"), directory)
 
-    def file_for_symlink_upwards(self, directory: Path, file: Path) -> None:
-        up = "/".join([".."] * len(file.parts))
-        self._planted(lambda at: at.symlink_to(f"{up}/outside/{file}"), self._root / file)
+    def file_for_symlink(self, directory: str, file: str) -> None:
+        self._planted(self._link_to(f"{self._base}/outside/{file}"), file)
 
-    def file_for_hard_link(self, directory: Path, file: Path) -> None:
-        self._planted(lambda at: os.link(self._outside / "linked" / file, at), self._root / file)
+    def file_for_symlink_upwards(self, directory: str, file: str) -> None:
+        self._planted(self._link_to("../" * len(file.split("/")) + f"outside/{file}"), file)
 
-    def file_for_directory(self, directory: Path, file: Path) -> None:
-        self._planted(lambda at: at.mkdir(), self._root / file)
+    def file_for_hard_link(self, directory: str, file: str) -> None:
+        self._planted(lambda at: os.link(f"{self._base}/outside/linked/{file}", at[1], dst_dir_fd=at[0]), file)
 
-    def file_for_special(self, directory: Path, file: Path) -> None:
-        match self._chance.randrange(3):
-            case 0:
-                self._planted(os.mkfifo, self._root / file)
-            case 1:
-                self._planted(_socket, self._root / file)
-            case _ if os.geteuid() == 0:
-                self._planted(lambda at: os.mknod(at, stat.S_IFCHR | 0o600, os.makedev(1, 3)), self._root / file)
+    def file_for_directory(self, directory: str, file: str) -> None:
+        self._planted(lambda at: os.mkdir(at[1], dir_fd=at[0]), file)
 
-    def directory_elsewhere(self, directory: Path, file: Path) -> None:
+    def file_for_special(self, directory: str, file: str) -> None:
+        kinds = [stat.S_IFIFO, stat.S_IFSOCK] + [stat.S_IFCHR] * (os.geteuid() == 0)
+        kind = self._chance.choice(kinds)
+        self._planted(lambda at: os.mknod(at[1], kind | 0o600, os.makedev(1, 3), dir_fd=at[0]), file)
+
+    def directory_elsewhere(self, directory: str, file: str) -> None:
         """A directory in the place of another one of the root, and back."""
-        other = self._root / f"d{self._chance.randrange(DIRECTORIES)}"
-        if other != self._root / directory and other not in (self._root / directory).parents:
-            self._swap(self._root / directory, other)
+        other = f"d{self._chance.randrange(DIRECTORIES)}"
+        if not directory.startswith(other):
+            self._swap(self._spot(directory), self._spot(other))
 
-    def file_moved_out(self, directory: Path, file: Path) -> None:
-        aside = self._parking / f"{self._name}.file"
-        (self._root / file).rename(aside)
+    def file_moved_out(self, directory: str, file: str) -> None:
+        fd, name = self._spot(file)
+        os.rename(name, self._name, src_dir_fd=fd, dst_dir_fd=self._parking)
         self._linger()
-        aside.rename(self._root / file)
+        os.rename(self._name, name, src_dir_fd=self._parking, dst_dir_fd=fd)
 
-    def directory_moved_out(self, directory: Path, file: Path) -> None:
+    def directory_moved_out(self, directory: str, file: str) -> None:
         """What is outside now is no business of the restore's any more."""
-        aside = self._parking / self._name
-        (self._root / directory).rename(aside)
+        fd, name = self._spot(directory)
+        os.rename(name, self._name, src_dir_fd=fd, dst_dir_fd=self._parking)
+        aside = self._base / "parking" / self._name
         try:
             # The call that is under way when it is moved cannot know.
             time.sleep(0.05)
-            before = _listing(aside)
+            left = time.time_ns()
             time.sleep(0.02)
-            after = _listing(aside)
-            if before != after:
-                self.wrong.append(f"{directory} was changed after it had left: {before ^ after}")
+            written = _written_since(left, aside)
+            if written:
+                self.wrong.append(f"{directory} was written into after it had left: {written}")
         finally:
             try:
-                aside.rename(self._root / directory)
+                os.rename(self._name, name, src_dir_fd=self._parking, dst_dir_fd=fd)
             except OSError:
                 # The restore has made another one.
-                _remove(aside)
+                _remove_at(self._parking, self._name, _mount_of(self._parking))
 
-    def bind_directory(self, directory: Path, file: Path) -> None:
-        self._bound(self._outside / directory, self._root / directory)
+    def bind_directory(self, directory: str, file: str) -> None:
+        self._bound(f"{self._base}/outside/{directory}", directory)
 
-    def bind_file(self, directory: Path, file: Path) -> None:
-        if (self._root / file).is_file() and not (self._root / file).is_symlink():
-            self._bound(self._outside / file, self._root / file)
+    def bind_file(self, directory: str, file: str) -> None:
+        self._bound(f"{self._base}/outside/{file}", file)
 
-    def _bound(self, what: Path, over: Path) -> None:
+    def _bound(self, what: str, over: str) -> None:
         """Mounted over what is in the root, and not over what a link there leads to; ``what`` is no link."""
-        fd = os.open(over, os.O_PATH | os.O_NOFOLLOW)
-        try:
-            if stat.S_ISLNK(os.fstat(fd).st_mode):
-                return
-            if _libc.mount(os.fsencode(what), b"/proc/self/fd/%d" % fd, None, _MS_BIND, None) != 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number))
-        finally:
-            os.close(fd)
+        parent, name = self._spot(over)
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=parent)
+        self._opened.append(fd)
+        if stat.S_ISLNK(os.fstat(fd).st_mode):
+            return
+        _check(_libc.mount(what.encode(), b"/proc/self/fd/%d" % fd, None, _MS_BIND, None))
         self._linger()
-        unmount(self._root, self._parking)
+        unmount(self._base / "project", self._base / "parking")
 
 
-def _socket(at: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(at))
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
-def _listing(directory: Path) -> set[tuple[str, int, int, int]]:
-    found = set()
-    for where, directories, names in os.walk(directory):
-        for name in (*directories, *names):
+def _written_since(moment: int, directory: Path) -> list[str]:
+    """The files below ``directory`` with content that is younger; racers move files, and write none."""
+    found = []
+    for where, _, names in os.walk(directory):
+        for name in names:
             status = os.lstat(os.path.join(where, name))
-            found.add((os.path.join(where, name), status.st_ino, status.st_mode, status.st_mtime_ns))
+            if stat.S_ISREG(status.st_mode) and status.st_mtime_ns > moment:
+                found.append(os.path.join(where, name))
     return found
 
 
 def _remove(path: Path) -> None:
     """What is there, whatever it is: not through a link, and not into another mount."""
-    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    parent = os.open(path.parent, _OPEN)
     try:
         _remove_at(parent, path.name, _mount_of(parent))
     finally:
@@ -438,7 +458,7 @@ def _remove_at(parent: int, name: str, mount: bytes) -> None:
             return
     except FileNotFoundError:
         return
-    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    fd = os.open(name, _OPEN, dir_fd=parent)
     try:
         if _mount_of(fd) != mount:
             raise OSError(errno.EXDEV, "something is mounted there", name)
@@ -477,7 +497,7 @@ def main() -> int:
         racer.turn()
     for name, count in racer.done.items():
         print(name, count)
-    for one in racer.wrong:
+    for one in racer.wrong[:5]:
         print(one, file=sys.stderr)
     return 1 if racer.wrong else 0
 
