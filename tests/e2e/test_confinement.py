@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
@@ -336,3 +338,47 @@ def test_a_root_that_is_moved_while_it_is_mounted(here: Site) -> None:
         assert here.settled(cog).last_recovery.target_snapshot_id == first
         assert not differences(describe(at), before)
         assert not differences(of_snapshot(here.workspace(cog).checkpoint()), before, [b""])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("scanned", [False, True], ids=["mounted", "scanned"])
+def test_a_bind_mount_of_the_same_filesystem_is_not_entered(here: Site, outside: Path, scanned: bool) -> None:
+    """Neither one that was there before, nor one that came later, over a directory or over a file."""
+    project = here.project
+    for name in ("d/f2", "later/f2", "f0"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("inside\n")
+    bound = []
+
+    def bind(what: Path, over: Path) -> None:
+        subprocess.run(["mount", "--bind", what, over], check=True)
+        bound.append(over)
+
+    try:
+        bind(outside / "d", project / "d")
+        here.ctl("mount", project, *(("--scan",) if scanned else ()))
+        here.daemon_pid()
+        with here.client() as cog:
+            workspace = here.workspace(cog)
+            first = workspace.checkpoint(wait_for="sealed")
+            kinds = {entry.path: entry.reason for entry in first.ls(recursive=True)}
+            assert kinds[b"d"] == "submount" and b"d/f2" not in kinds
+            (project / "later" / "f2").write_text("changed\n")
+            (project / "f0").chmod(0o600)
+            untouched = with_times(outside)
+            bind(outside / "d", project / "later")
+            bind(outside / "f0", project / "f0")
+            for _ in range(2):
+                with contextlib.suppress(CogfsError):
+                    workspace.restore(first.id, force=True)
+                assert with_times(outside) == untouched
+            while len(bound) > 1:
+                subprocess.run(["umount", bound.pop()], check=True)
+            workspace = here.workspace(cog)
+            workspace.restore(first.id)
+            assert (project / "later" / "f2").read_text() == "inside\n"
+            assert stat.S_IMODE((project / "f0").stat().st_mode) == 0o644
+            assert with_times(outside) == untouched
+    finally:
+        for over in reversed(bound):
+            subprocess.run(["umount", "-l", over], check=False)

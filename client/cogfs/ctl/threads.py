@@ -263,14 +263,28 @@ def rewind(
         raise UsageError("--workspace names where files are taken back: give --files")
     call.check_consent(dry_run, yes)
     from cogfs.client import ThreadBusy
-    from cogfs.ctl import documents
+    from cogfs.ctl import documents, screen
 
     with call.client() as cog:
         found = cog.thread(thread)
         where = None if workspace is None else cog.workspace(workspace)
 
         def go(dry: bool) -> thread_pb2.RewindReport:
-            return found.rewind(entry, files=files, memory=not no_memory, workspace=where, dry_run=dry, force=force)
+            first = screen.First()
+            with screen.progress(not call.json and not dry) as progress:
+                report = found.rewind(
+                    entry,
+                    files=files,
+                    memory=not no_memory,
+                    workspace=where,
+                    dry_run=dry,
+                    force=force,
+                    progress=progress,
+                    changes=None if call.json else first.take,
+                )
+            if report.HasField("files"):
+                first.into(report.files.restore)
+            return report
 
         if not yes:
             plan = go(True)
