@@ -297,11 +297,12 @@ class Completion:
         finally:
             if link is None:
                 os.close(backing)
-        self._keep_unknown(journal, actual, target, safety, allowed)
         wanted = safety.root if back else target.root
+        above = self._directories_above(actual, wanted, allowed)
+        self._keep_unknown(journal, actual, target, safety, allowed | above)
         plan = Planner(self._store, Rules(target.exclude, -1), journal.paths).plan(actual, wanted)
         within = self._strange_directories(actual, target.root, safety.root, allowed)
-        self._confine(plan, allowed | self._directories_above(actual, wanted, allowed), within)
+        self._confine(plan, allowed | above, within)
         if back and not why and link is not None and not link.watched:
             # What others changed while nothing kept them from it is theirs: a restore that could not be made leaves it.
             self._leave(plan, self._unknown(actual, target, safety, allowed, unkept=True))
@@ -358,13 +359,18 @@ class Completion:
 
     def _directories_above(self, actual: TreeEntry, wanted: TreeEntry, allowed: set[bytes]) -> set[bytes]:
         """Directories above the plan's paths that the interrupted restore may have opened, whose mode is to be set, and
-        those that are gone (somebody moved them after the crash), without which it cannot go on."""
+        those that are gone (somebody moved them meanwhile), or in whose place is something else (a symlink, say), without
+        which it cannot go on."""
         found = set()
         for path in ancestors(allowed):
             now, then = find(self._store, actual, path), find(self._store, wanted, path)
             if then is None:
                 continue
-            if now is None or (now.mode != then.mode and now.mode == then.mode | 0o700):
+            if (
+                now is None
+                or now.kind is not Kind.DIRECTORY
+                or (now.mode != then.mode and now.mode == then.mode | 0o700)
+            ):
                 found.add(path)
         return found
 
