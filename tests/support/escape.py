@@ -205,15 +205,14 @@ class Escape:
         self._change(chance)
         workspace = cog.workspace(self.site.project)
         with self._racers(seed):
-            # One after another, as the racers leave enough to do.
-            for _ in range(3):
+            # There and back again.
+            for turn in range(8):
                 paths = [b"d0", b"d1/sub"] if chance.random() < 0.2 else []
-                self._try(workspace, first, paths, chance)
+                self._try(workspace, first, paths, back=turn % 2 == 1)
             self._try_paths(first, chance)
 
-    def _try(self, workspace: Workspace, first: Snapshot, paths: list[bytes], chance: random.Random) -> None:
+    def _try(self, workspace: Workspace, first: Snapshot, paths: list[bytes], *, back: bool) -> None:
         try:
-            back = chance.random() < 0.2
             report = workspace.undo(force=True).files if back else first.restore(paths, force=True)
             self.outcomes["restored"] += 1
             self.tries += len(report.files)

@@ -359,18 +359,16 @@ class Completion:
 
     def _directories_above(self, actual: TreeEntry, wanted: TreeEntry, allowed: set[bytes]) -> set[bytes]:
         """Directories above the plan's paths that the interrupted restore may have opened, whose mode is to be set, and
-        those that are gone (somebody moved them meanwhile), or in whose place is something else (a symlink, say), without
-        which it cannot go on."""
+        those that are gone (somebody moved them meanwhile) or in whose place is something else (a symlink, say), as it
+        cannot go on without them."""
         found = set()
         for path in ancestors(allowed):
             now, then = find(self._store, actual, path), find(self._store, wanted, path)
             if then is None:
                 continue
-            if (
-                now is None
-                or now.kind is not Kind.DIRECTORY
-                or (now.mode != then.mode and now.mode == then.mode | 0o700)
-            ):
+            if now is None or now.kind is not Kind.DIRECTORY:
+                found.add(path)
+            elif now.mode != then.mode and now.mode == then.mode | 0o700:
                 found.add(path)
         return found
 
