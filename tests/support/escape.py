@@ -5,9 +5,9 @@ of them are never given a name in the root: of these not even the time of the la
 is seen as well.
 
 A *try* is one path that a restore changed while the racers were at work: they go round all the tricks below, a trick
-and its reverse in some microseconds, in the directories and at the names which the restore is changing. Only restores
-that were carried out count, each with as many tries as its report has paths; those that were refused, or were taken
-back because of the racers, are told beside.
+and its reverse in some microseconds, in the directories and at the names which the restore is changing. A restore that
+was carried out is as many tries as its report has paths; one that was taken back because of the racers as many as it
+had told of as changed by then (the way back is not counted), and one that was refused is none.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cogfs.client import Client, CogfsError, Snapshot, Workspace
+from cogfs.v1 import snapshot_pb2
 from cogfs.v1.reasons import Reason
 from tests.e2e.support.site import PATIENCE, Site, State
 
@@ -208,17 +209,32 @@ class Escape:
             # There and back again.
             for turn in range(8):
                 paths = [b"d0", b"d1/sub"] if chance.random() < 0.2 else []
-                self._try(workspace, first, paths, back=turn % 2 == 1)
+                if not self._try(workspace, first, paths, back=turn % 2 == 1):
+                    break
             self._try_paths(first, chance)
 
-    def _try(self, workspace: Workspace, first: Snapshot, paths: list[bytes], *, back: bool) -> None:
+    def _try(self, workspace: Workspace, first: Snapshot, paths: list[bytes], *, back: bool) -> bool:
+        """One restore. Whether the next one has a chance."""
+        steps = 0
+
+        def applied(progress: snapshot_pb2.RestoreProgress) -> None:
+            nonlocal steps
+            if progress.phase == snapshot_pb2.RestoreProgress.APPLYING:
+                steps = max(steps, progress.done)
+
         try:
-            report = workspace.undo(force=True).files if back else first.restore(paths, force=True)
+            if back:
+                steps = len(workspace.undo(force=True).files.files)
+            else:
+                steps = len(first.restore(paths, force=True, progress=applied).files)
             self.outcomes["restored"] += 1
-            self.tries += len(report.files)
         except CogfsError as error:
             self.outcomes[error.reason.name] += 1
             assert error.reason in _ALLOWED, f"{error.reason.name}: {error}"
+            return workspace.status().state == State.ACTIVE
+        finally:
+            self.tries += steps
+        return True
 
     def _try_paths(self, first: Snapshot, chance: random.Random) -> None:
         """Names that lead outside by themselves."""
@@ -316,6 +332,7 @@ class Racer:
             with contextlib.suppress(OSError):
                 trick(directory, f"{directory}/f{name}")
                 self.done[trick.__name__] += 1
+            time.sleep(self._chance.choice((0, 0, 0, 0.002, 0.01)))
         finally:
             while self._opened:
                 os.close(self._opened.pop())

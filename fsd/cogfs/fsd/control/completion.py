@@ -366,9 +366,8 @@ class Completion:
             now, then = find(self._store, actual, path), find(self._store, wanted, path)
             if then is None:
                 continue
-            if now is None or now.kind is not Kind.DIRECTORY:
-                found.add(path)
-            elif now.mode != then.mode and now.mode == then.mode | 0o700:
+            there = now is not None and now.kind is Kind.DIRECTORY
+            if now is None or not there or (now.mode != then.mode and now.mode == then.mode | 0o700):
                 found.add(path)
         return found
 
