@@ -44,9 +44,9 @@ def make(root: Path, count: int) -> None:
         (directory / f"f{number}.txt").write_text(f"file {number}\n" * 40)
 
 
-def change(root: Path, files: list[Path], turn: int) -> None:
-    """Append to ten of ``files``."""
-    for file in files[turn % 7 :: max(1, len(files) // 10)][:10]:
+def change(root: Path, files: list[Path], turn: int, count: int = 10) -> None:
+    """Append to ``count`` of ``files``."""
+    for file in files[turn % 7 :: max(1, len(files) // count)][:count]:
         with open(root / file, "a") as out:
             out.write(f"turn {turn}\n")
 
@@ -57,7 +57,7 @@ def _milliseconds(act: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - start) / 1e6
 
 
-class _Figures:
+class Figures:
     """Milliseconds by name."""
 
     def __init__(self) -> None:
@@ -70,7 +70,8 @@ class _Figures:
         return {name: statistics.median(figures) for name, figures in self._found.items()}
 
 
-def _run(*command: str, **environment: str) -> None:
+def run(*command: str, **environment: str) -> None:
+    """A command that has to succeed."""
     subprocess.run(command, env={**os.environ, **environment}, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -79,31 +80,31 @@ class _Shadow:
 
     def __init__(self, tree: Path, place: Path) -> None:
         self._environment = {"GIT_DIR": str(place), "GIT_WORK_TREE": str(tree)}
-        _run("git", "init", "-q", **self._environment)
+        run("git", "init", "-q", **self._environment)
 
     def record(self) -> None:
-        _run("git", "add", "-A", **self._environment)
-        _run("git", "write-tree", **self._environment)
+        run("git", "add", "-A", **self._environment)
+        run("git", "write-tree", **self._environment)
 
 
 class _Restic:
     def __init__(self, tree: Path, place: Path) -> None:
         self._tree = str(tree)
         self._environment = {"RESTIC_REPOSITORY": str(place), "RESTIC_PASSWORD": "bench"}
-        _run("restic", "init", "-q", **self._environment)
+        run("restic", "init", "-q", **self._environment)
 
     def record(self) -> None:
-        _run("restic", "backup", "-q", self._tree, **self._environment)
+        run("restic", "backup", "-q", self._tree, **self._environment)
 
 
 class _Borg:
     def __init__(self, tree: Path, place: Path) -> None:
         self._tree, self._place, self._number = str(tree), str(place), 0
-        _run("borg", "init", "-e", "none", self._place)
+        run("borg", "init", "-e", "none", self._place)
 
     def record(self) -> None:
         self._number += 1
-        _run("borg", "create", f"{self._place}::a{self._number}", self._tree)
+        run("borg", "create", f"{self._place}::a{self._number}", self._tree)
 
 
 def _walk(root: Path) -> None:
@@ -119,7 +120,7 @@ def _sync_small(path: Path) -> None:
         os.fdatasync(file.fileno())
 
 
-def _sealed(workspace: Workspace) -> None:
+def sealed(workspace: Workspace) -> None:
     """Wait until nothing is left to capture, so that one round does not pay for the one before."""
     newest = next(iter(workspace.snapshots()), None)
     while newest is not None and newest.message.state == newest.message.State.FROZEN:
@@ -149,9 +150,9 @@ def measure(cog: Client, base: Path, count: int, rounds: int) -> dict[str, float
     peers = _peers(bare, base, count)
     workspace = cog.mount(root, max_file_bytes=-1)
     thread = cog.create_thread(f"bench-{count}", workspace=workspace)
-    figures = _Figures()
+    figures = Figures()
     figures.note("first checkpoint", lambda: thread.user_message("first"))
-    figures.note("first seal", lambda: _sealed(workspace))
+    figures.note("first seal", lambda: sealed(workspace))
     for name, record in peers.items():
         figures.note(f"first {name}", record)
     for turn in range(rounds):
@@ -162,7 +163,7 @@ def measure(cog: Client, base: Path, count: int, rounds: int) -> dict[str, float
         figures.note("checkpoint", lambda turn=turn: thread.user_message(f"turn {turn}"))  # type: ignore[misc]
         for name, record in peers.items():
             figures.note(name, record)
-        _sealed(workspace)
+        sealed(workspace)
         change(root, files, turn)
         figures.note("rewind, dry run", lambda last=last: thread.rewind(last.id, files=True, dry_run=True))  # type: ignore[misc]
         figures.note("rewind", lambda last=last: thread.rewind(last.id, files=True))  # type: ignore[misc]
@@ -174,7 +175,7 @@ def measure(cog: Client, base: Path, count: int, rounds: int) -> dict[str, float
 
 
 def _large_changes(
-    figures: _Figures, root: Path, synced: Path, workspace: Workspace, thread: Thread, rounds: int
+    figures: Figures, root: Path, synced: Path, workspace: Workspace, thread: Thread, rounds: int
 ) -> None:
     for turn in range(rounds):
         new = root / f"new-{turn}"
@@ -182,7 +183,7 @@ def _large_changes(
         for number in range(_NEW_FILES):
             (new / str(number)).write_bytes(b"new\n" * 25)
         figures.note(f"after {_NEW_FILES} new files", lambda: thread.user_message("new files"))
-        _sealed(workspace)
+        sealed(workspace)
     for turn in range(2 * min(rounds, 5)):
         large = root / f"large-{turn % 2}"
         # ext4 writes nothing of a new file for a while, and at once what takes the place of another.
@@ -193,10 +194,10 @@ def _large_changes(
                 figures.note(f"fdatasync after 1 GiB {what}", lambda: _sync_small(synced))
             else:
                 figures.note(f"after 1 GiB {what}", lambda: thread.user_message("large"))
-            _sealed(workspace)
+            sealed(workspace)
         large.unlink()
         thread.user_message("without it")
-        _sealed(workspace)
+        sealed(workspace)
 
 
 def _write_large(path: Path) -> None:

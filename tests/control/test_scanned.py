@@ -95,7 +95,7 @@ class Scanned:
             if phase == Phase.VERIFYING and todo:
                 todo.pop()()
 
-        return Restoration(self.workspace).restore(Request(snapshot.id, force=force), progress)
+        return Restoration(self.workspace).restore(Request(snapshot.id, force=force), progress).whole(self.store)
 
     def close(self) -> None:
         self.scans.end(self.id)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
 from cogfs.client import CogfsError, Unavailable
-from tests.e2e.support.site import Aside, Site, State, kill, wait_for
+from cogfs.v1 import workspace_pb2
+from tests.e2e.support.site import Aside, Site, State, kill, unmount_all, wait_for
 from tests.support.tree import Tree, describe, differences, of_snapshot
 
 _RENAME_EXCHANGE = 2
@@ -59,6 +62,55 @@ def test_symlinks_in_place_of_directories(here: Site, outside: Path) -> None:
         with pytest.raises(CogfsError):
             workspace.restore(first, ["src/d/f2"])
         assert not differences(describe(project), after)
+    assert with_times(outside) == untouched
+
+
+@pytest.mark.parametrize("scanned", [False, True], ids=["mounted", "scanned"])
+@pytest.mark.parametrize("what", ["link", "file"])
+def test_something_else_in_place_of_a_directory_when_it_is_finished(
+    here: Site, outside: Path, scanned: bool, what: str
+) -> None:
+    """A restore is interrupted, and until it is finished somebody moves a directory away in which it was at work."""
+    project = here.project
+    (project / "d" / "sub").mkdir(parents=True)
+    for number in range(20):
+        (project / "d" / "sub" / f"f{number}").write_text("one\n")
+    here.ctl("mount", project, *(("--scan",) if scanned else ()))
+    here.daemon_pid()
+    with here.client() as cog:
+        first = here.workspace(cog).checkpoint(wait_for="sealed").id
+        for number in range(20):
+            (project / "d" / "sub" / f"f{number}").write_text("two\n")
+    untouched = with_times(outside)
+    worker = 0 if scanned else here.worker_pid()
+    here.kill_daemon()
+    here.start("restore.rename:9")
+    with here.client() as cog, pytest.raises(Unavailable):
+        here.workspace(cog).restore(first)
+    if not scanned:
+        # In the mount, the guard keeps everybody from it.
+        kill(worker)
+        unmount_all(project)
+    (project / "d" / "sub").rename(project / "moved")
+    if what == "link":
+        (project / "d" / "sub").symlink_to(outside / "d")
+    else:
+        (project / "d" / "sub").write_text("precious\n")
+    here.ctl("status", project)
+    here.daemon_pid()
+    if not scanned:
+        here.ctl("mount", project)
+    with here.client() as cog:
+        state = here.settled(cog)
+        assert state.last_recovery.outcome == workspace_pb2.Recovery.FORWARD
+        assert {(project / "d" / "sub" / f"f{number}").read_text() for number in range(20)} == {"one\n"}
+        kept = {one.message.label: one for one in here.workspace(cog).snapshots()}
+        found = kept[f"found when the restore of {first} was finished"]
+        (entry,) = (one for one in found.ls(recursive=True) if one.path == b"d/sub")
+        if what == "link":
+            assert entry.symlink_target == os.fsencode(outside / "d")
+        else:
+            assert b"".join(found.cat("d/sub")) == b"precious\n"
     assert with_times(outside) == untouched
 
 
@@ -336,3 +388,51 @@ def test_a_root_that_is_moved_while_it_is_mounted(here: Site) -> None:
         assert here.settled(cog).last_recovery.target_snapshot_id == first
         assert not differences(describe(at), before)
         assert not differences(of_snapshot(here.workspace(cog).checkpoint()), before, [b""])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("scanned", [False, True], ids=["mounted", "scanned"])
+def test_a_bind_mount_of_the_same_filesystem_is_not_entered(here: Site, outside: Path, scanned: bool) -> None:
+    """Neither one that was there before, nor one that came later, over a directory or over a file."""
+    project = here.project
+    for name in ("d/f2", "later/f2", "f0"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("inside\n")
+    bound = []
+
+    def bind(what: Path, over: Path) -> None:
+        subprocess.run(["mount", "--bind", what, over], check=True)
+        bound.append(over)
+
+    try:
+        bind(outside / "d", project / "d")
+        here.ctl("mount", project, *(("--scan",) if scanned else ()))
+        here.daemon_pid()
+        with here.client() as cog:
+            workspace = here.workspace(cog)
+            first = workspace.checkpoint(wait_for="sealed")
+            kinds = {entry.path: entry.reason for entry in first.ls(recursive=True)}
+            assert kinds[b"d"] == "submount" and b"d/f2" not in kinds
+            (project / "later" / "f2").write_text("changed\n")
+            (project / "f0").chmod(0o600)
+            untouched = with_times(outside)
+            bind(outside / "d", project / "later")
+            bind(outside / "f0", project / "f0")
+            for _ in range(2):
+                with contextlib.suppress(CogfsError):
+                    workspace.restore(first.id, force=True)
+                assert with_times(outside) == untouched
+            while len(bound) > 1:
+                subprocess.run(["umount", bound.pop()], check=True)
+            if here.workspace(cog).message.state == State.READ_ONLY:
+                # What could neither be finished nor taken back is finished by the next mount.
+                here.ctl("mount", project, *(("--scan",) if scanned else ()))
+            here.settled(cog)
+            workspace = here.workspace(cog)
+            workspace.restore(first.id)
+            assert (project / "later" / "f2").read_text() == "inside\n"
+            assert stat.S_IMODE((project / "f0").stat().st_mode) == 0o644
+            assert with_times(outside) == untouched
+    finally:
+        for over in reversed(bound):
+            subprocess.run(["umount", "-l", over], check=False)

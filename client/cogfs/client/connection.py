@@ -119,13 +119,19 @@ class Connection:
 
     def stream(self, method: grpc.UnaryStreamMultiCallable[_Request, _Answer], request: _Request) -> Iterator[_Answer]:
         """The answers as they come. CogfsError when the call fails; it is cancelled when the iterator is dropped."""
-        call = method(request)
+        call = None
         try:
+            call = method(request)
             yield from call
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.endpoint) from None
+        except (grpc.RpcError, ValueError) as error:
+            if self._closed:
+                raise Unavailable("the connection was closed") from None
+            if isinstance(error, grpc.RpcError):
+                raise from_rpc(error, self.endpoint) from None
+            raise
         finally:
-            call.cancel()
+            if call is not None:
+                call.cancel()
 
 
 def paged(fetch: Callable[[str], tuple[list[_Answer], str]]) -> Iterator[_Answer]:

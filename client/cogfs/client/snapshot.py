@@ -11,6 +11,32 @@ from cogfs.v1 import common_pb2, snapshot_pb2
 
 #: Called for each step of a restore that the daemon reports.
 Progress = Callable[[snapshot_pb2.RestoreProgress], object]
+#: Called with each piece of what a restore changes, in the order of the paths.
+Changes = Callable[[common_pb2.RestoreChanges], object]
+
+
+class Pieces:
+    """The changes of one restore as they come: handed on to who wants them so, else put into the report."""
+
+    def __init__(self, changes: Changes | None) -> None:
+        self._changes = changes
+        self._lists = common_pb2.RestoreReport()
+
+    def take(self, piece: common_pb2.RestoreChanges) -> None:
+        """One more piece."""
+        if self._changes is not None:
+            self._changes(piece)
+            return
+        lists = self._lists
+        lists.files.extend(piece.files)
+        lists.kept.extend(piece.kept)
+        for file in piece.files:
+            (lists.deleted if file.change == common_pb2.CREATED else lists.restored).append(file.path)
+
+    def complete(self, report: common_pb2.RestoreReport) -> common_pb2.RestoreReport:
+        """``report`` with the lists that nobody took piece by piece."""
+        report.MergeFrom(self._lists)
+        return report
 
 
 class Snapshot:
@@ -53,9 +79,19 @@ class Snapshot:
         force: bool = False,
         strict: bool = False,
         progress: Progress | None = None,
+        changes: Changes | None = None,
     ) -> common_pb2.RestoreReport:
         """As the function of this name."""
-        return restore(self._connection, self.id, paths, dry_run=dry_run, force=force, strict=strict, progress=progress)
+        return restore(
+            self._connection,
+            self.id,
+            paths,
+            dry_run=dry_run,
+            force=force,
+            strict=strict,
+            progress=progress,
+            changes=changes,
+        )
 
     def diff(
         self, to: Snapshot | str | None = None, paths: Iterable[PathArgument] = (), *, unified: bool = False
@@ -89,11 +125,14 @@ def restore(
     force: bool = False,
     strict: bool = False,
     progress: Progress | None = None,
+    changes: Changes | None = None,
 ) -> common_pb2.RestoreReport:
     """Brings files back to a snapshot: all of them, or ``paths`` below the root and what they hold.
 
     ``dry_run`` changes nothing and reports what would be changed. Busy when a process is in the way; ``force`` goes
     past open files, whose holders keep the old ones; ``strict`` counts every writable handle in the workspace.
+    ``changes`` is called with each piece of what changes, which the report then does not list: so it takes no more
+    memory for many files than for few.
     """
     request = snapshot_pb2.RestoreSnapshotRequest(
         snapshot_id=text(snapshot_id, "snapshot's id"),
@@ -101,10 +140,14 @@ def restore(
         dry_run=dry_run,
         force=force,
         strict=strict,
+        stream_changes=True,
     )
+    pieces = Pieces(changes)
     for event in connection.stream(connection.snapshots.RestoreSnapshot, request):
         if event.HasField("report"):
-            return event.report
-        if progress is not None:
+            return pieces.complete(event.report)
+        if event.HasField("changes"):
+            pieces.take(event.changes)
+        elif progress is not None:
             progress(event.progress)
     raise IOFailed("the daemon ended the restore without a report: see `cogfsctl status` and the daemon's log")

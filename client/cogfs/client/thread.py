@@ -22,7 +22,9 @@ from cogfs.client.arguments import (
 )
 from cogfs.client.arguments import checkpoints as policy_of
 from cogfs.client.connection import Connection, paged
+from cogfs.client.errors import IOFailed
 from cogfs.client.run import Run, own_name
+from cogfs.client.snapshot import Changes, Pieces, Progress
 from cogfs.client.workspace import Workspace
 from cogfs.v1 import run_pb2, thread_pb2
 
@@ -241,6 +243,8 @@ class Thread:
         dry_run: bool = False,
         force: bool = False,
         calling_run: str | None = None,
+        progress: Progress | None = None,
+        changes: Changes | None = None,
     ) -> thread_pb2.RewindReport:
         """Takes the conversation and its memory back to an entry, and with ``files`` the files to what they were there.
         Without a word on ``files``, the runtime's policy says (``rewind_files``; it does not, unless it was set). With
@@ -252,6 +256,8 @@ class Thread:
         ``dry_run`` changes nothing and reports what would be changed. ThreadBusy or WorkspaceBusy when something is in
         the way; ``force`` goes past open files, whose holders keep the old ones, and stops runs and commands, once it
         was seen that the files can be restored. A run that asks for it names itself as ``calling_run``.
+
+        ``progress`` and ``changes`` as in ``Snapshot.restore``: with the latter, the report lists no paths.
         """
         request = thread_pb2.RewindRequest(
             thread_id=self.id,
@@ -265,7 +271,17 @@ class Thread:
             force=force,
             calling_run_id=text(calling_run or "", "run's id"),
         )
-        return self._connection.call(self._connection.threads.Rewind, request)
+        pieces = Pieces(changes)
+        for event in self._connection.stream(self._connection.threads.StreamRewind, request):
+            if event.HasField("report"):
+                if event.report.HasField("files"):
+                    pieces.complete(event.report.files.restore)
+                return event.report
+            if event.HasField("changes"):
+                pieces.take(event.changes)
+            elif progress is not None:
+                progress(event.progress)
+        raise IOFailed("the daemon ended the rewind without a report: see `cogfsctl status` and the daemon's log")
 
     @overload
     def fork(

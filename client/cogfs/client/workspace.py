@@ -9,7 +9,7 @@ from cogfs.client import snapshot as snapshots
 from cogfs.client.arguments import PathArgument, RetentionArgument, absolute, globs, retention, struct, text, wait
 from cogfs.client.connection import Connection, paged
 from cogfs.client.errors import ValidationError
-from cogfs.client.snapshot import Progress, Snapshot
+from cogfs.client.snapshot import Changes, Progress, Snapshot
 from cogfs.v1 import common_pb2, snapshot_pb2, thread_pb2, workspace_pb2
 
 
@@ -118,6 +118,7 @@ class Workspace:
         force: bool = False,
         strict: bool = False,
         progress: Progress | None = None,
+        changes: Changes | None = None,
     ) -> common_pb2.RestoreReport:
         """Brings files back to a snapshot of this workspace, as ``cogfs.client.snapshot.restore``. ValidationError when
         it is of another one."""
@@ -125,7 +126,14 @@ class Workspace:
         if snapshot.workspace_id != self.id:
             raise ValidationError(f"the snapshot {snapshot_id} is of workspace {snapshot.workspace_id}, not {self.id}")
         return snapshots.restore(
-            self._connection, snapshot_id, paths, dry_run=dry_run, force=force, strict=strict, progress=progress
+            self._connection,
+            snapshot_id,
+            paths,
+            dry_run=dry_run,
+            force=force,
+            strict=strict,
+            progress=progress,
+            changes=changes,
         )
 
     def undo(self, *, dry_run: bool = False, force: bool = False) -> thread_pb2.UndoReport:

@@ -112,21 +112,38 @@ def path(name: bytes) -> str:
     return escape(name)
 
 
-def changes(files: Iterable[common_pb2.FileChange], limit: int | None = None) -> None:
+class First:
+    """The first changes of a restore as they come, as many as are shown. The rest is counted in the report."""
+
+    def __init__(self) -> None:
+        self._files: list[common_pb2.FileChange] = []
+        self._kept: list[common_pb2.PathReason] = []
+
+    def take(self, piece: common_pb2.RestoreChanges) -> None:
+        """One more piece."""
+        self._files += piece.files[: _SHOWN - len(self._files)]
+        self._kept += piece.kept[: _SHOWN - len(self._kept)]
+
+    def into(self, report: common_pb2.RestoreReport) -> None:
+        """``report`` as ``restore`` shows it."""
+        report.files.extend(self._files)
+        report.kept.extend(self._kept)
+
+
+def changes(files: Iterable[common_pb2.FileChange]) -> None:
     """One line for each changed path, with its counts of lines."""
-    rest = 0
     console = _console()
-    for number, change in enumerate(files):
-        if limit is not None and number >= limit:
-            rest += 1
-            continue
+    for change in files:
         what, style = _CHANGES.get(change.change, ("changed", ""))
         counts = "  binary" if change.binary else ""
         if change.insertions or change.deletions:
             counts = f"  +{change.insertions} -{change.deletions}"
         console.print(Text.assemble((f"  {what:9} ", style), path(change.path), (counts, "dim")), soft_wrap=True)
-    if rest:
-        line(f"  … and {rest} more (--json shows all)", "dim")
+
+
+def _more(count: int) -> None:
+    if count > _SHOWN:
+        line(f"  … and {count - _SHOWN} more (--json shows all)", "dim")
 
 
 def unified(change: common_pb2.FileChange) -> None:
@@ -168,13 +185,13 @@ def _holder(holder: common_pb2.BusyBy) -> str:
 
 def restore(report: common_pb2.RestoreReport) -> None:
     """A plan, or what a restore did."""
-    changes(report.files, _SHOWN)
+    changes(report.files[:_SHOWN])
+    _more(report.restored_count + report.deleted_count)
     if report.kept:
         line("left alone:", "bold")
         for kept in report.kept[:_SHOWN]:
             line(f"  {kept.reason:16} {path(kept.path)}")
-        if len(report.kept) > _SHOWN:
-            line(f"  … and {len(report.kept) - _SHOWN} more (--json shows all)", "dim")
+        _more(report.kept_count)
     busy(report.busy_by, "in the way:" if report.busy else "open for reading:")
     busy(report.forced, "went past:")
     line(restore_summary(report), "bold")
@@ -188,13 +205,13 @@ def restore_summary(report: common_pb2.RestoreReport) -> str:
         return f"nothing to change: {report.unchanged} paths are as they were in snapshot {report.snapshot_id}"
     would = "would be " if report.dry_run else ""
     return (
-        f"{len(report.restored)} {would}restored, {len(report.deleted)} {would}deleted, {report.unchanged} unchanged"
+        f"{report.restored_count} {would}restored, {report.deleted_count} {would}deleted, {report.unchanged} unchanged"
         f" (lines added since: {report.insertions}, deleted since: {report.deletions})"
     )
 
 
 def changes_anything(report: common_pb2.RestoreReport) -> bool:
-    return bool(report.restored or report.deleted or report.files)
+    return bool(report.restored_count or report.deleted_count)
 
 
 def conversation(report: thread_pb2.ConversationReport, dry_run: bool) -> None:
@@ -205,8 +222,7 @@ def conversation(report: thread_pb2.ConversationReport, dry_run: bool) -> None:
     line(f"conversation: {len(report.cut)} entries {would} the active branch", "bold")
     for entry_id in report.cut[:_SHOWN]:
         line(f"  {entry_id}")
-    if len(report.cut) > _SHOWN:
-        line(f"  … and {len(report.cut) - _SHOWN} more (--json shows all)", "dim")
+    _more(len(report.cut))
 
 
 def runs(report: thread_pb2.RunsReport, dry_run: bool) -> None:
@@ -231,8 +247,7 @@ def memory(report: thread_pb2.MemoryReport, dry_run: bool) -> None:
             line(f"memory that {be} {what}: {len(ids)}", "bold")
         for memory_id in ids[:_SHOWN]:
             line(f"  {memory_id}")
-        if len(ids) > _SHOWN:
-            line(f"  … and {len(ids) - _SHOWN} more (--json shows all)", "dim")
+        _more(len(ids))
 
 
 def confirm(question: str) -> bool:

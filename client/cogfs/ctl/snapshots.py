@@ -190,20 +190,24 @@ def restore(
         from cogfs.ctl import documents, screen
 
         if not yes:
-            plan = found.restore(where, dry_run=True, force=force)
             if call.json:
-                documents.write(documents.document(plan))
+                documents.write(documents.document(found.restore(where, dry_run=True, force=force)))
                 return
+            first = screen.First()
+            plan = found.restore(where, dry_run=True, force=force, changes=first.take)
+            first.into(plan)
             screen.restore(plan)
             if dry_run or not screen.changes_anything(plan):
                 return
             refuse_busy(plan, force)
             agree("Change these files?")
-        with screen.progress(not call.json) as progress:
-            report = found.restore(where, force=force, progress=progress)
-    if call.json:
-        documents.write(documents.document(report))
-    else:
+        if call.json:
+            documents.write(documents.document(found.restore(where, force=force)))
+            return
+        first = screen.First()
+        with screen.progress(True) as progress:
+            report = found.restore(where, force=force, progress=progress, changes=first.take)
+        first.into(report)
         screen.restore(report)
 
 

@@ -277,24 +277,31 @@ def rewind(
         raise UsageError("--agent names whose files are taken back: give --files")
     call.check_consent(dry_run, yes)
     from cogfs.client import ThreadBusy
-    from cogfs.ctl import documents
+    from cogfs.ctl import documents, screen
 
     with call.client() as cog:
         found = cog.thread(thread)
         where = None if workspace is None else cog.workspace(workspace)
 
         def go(dry: bool) -> thread_pb2.RewindReport:
-            return found.rewind(
-                entry,
-                before=before,
-                files=files,
-                memory=not no_memory,
-                workspace=where,
-                agents=agent or (),
-                dry_run=dry,
-                force=force,
-                calling_run=calling_run,
-            )
+            first = screen.First()
+            with screen.progress(not call.json and not dry) as progress:
+                report = found.rewind(
+                    entry,
+                    before=before,
+                    files=files,
+                    memory=not no_memory,
+                    workspace=where,
+                    agents=agent or (),
+                    dry_run=dry,
+                    force=force,
+                    calling_run=calling_run,
+                    progress=progress,
+                    changes=None if call.json else first.take,
+                )
+            if report.HasField("files"):
+                first.into(report.files.restore)
+            return report
 
         if not yes:
             plan = go(True)

@@ -238,6 +238,9 @@ class RestoreReport(_message.Message):
     FILES_FIELD_NUMBER: _builtins.int
     SAFETY_SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     FORCED_FIELD_NUMBER: _builtins.int
+    RESTORED_COUNT_FIELD_NUMBER: _builtins.int
+    DELETED_COUNT_FIELD_NUMBER: _builtins.int
+    KEPT_COUNT_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     dry_run: _builtins.bool
     unchanged: _builtins.int
@@ -249,6 +252,10 @@ class RestoreReport(_message.Message):
     """Lines deleted since the snapshot, which the restore brings back."""
     safety_snapshot_id: _builtins.str
     """Empty when nothing was changed."""
+    restored_count: _builtins.int
+    """How many paths are in `restored`, `deleted` and `kept`; also where those are left out, since the changes were streamed."""
+    deleted_count: _builtins.int
+    kept_count: _builtins.int
     @_builtins.property
     def restored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -279,11 +286,42 @@ class RestoreReport(_message.Message):
         files: _abc.Iterable[Global___FileChange] | None = ...,
         safety_snapshot_id: _builtins.str = ...,
         forced: _abc.Iterable[Global___BusyBy] | None = ...,
+        restored_count: _builtins.int = ...,
+        deleted_count: _builtins.int = ...,
+        kept_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "busy_by", b"busy_by", "deleted", b"deleted", "deletions", b"deletions", "dry_run", b"dry_run", "files", b"files", "forced", b"forced", "insertions", b"insertions", "kept", b"kept", "restored", b"restored", "safety_snapshot_id", b"safety_snapshot_id", "snapshot_id", b"snapshot_id", "unchanged", b"unchanged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "busy_by", b"busy_by", "deleted", b"deleted", "deleted_count", b"deleted_count", "deletions", b"deletions", "dry_run", b"dry_run", "files", b"files", "forced", b"forced", "insertions", b"insertions", "kept", b"kept", "kept_count", b"kept_count", "restored", b"restored", "restored_count", b"restored_count", "safety_snapshot_id", b"safety_snapshot_id", "snapshot_id", b"snapshot_id", "unchanged", b"unchanged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestoreReport: _TypeAlias = RestoreReport  # noqa: Y015
+
+@_typing.final
+class RestoreChanges(_message.Message):
+    """A piece of what a restore changes, in the order of the paths; about 64 KiB. What was CREATED since the snapshot is
+    deleted, and all else restored.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileChange]: ...
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___PathReason]: ...
+    def __init__(
+        self,
+        *,
+        files: _abc.Iterable[Global___FileChange] | None = ...,
+        kept: _abc.Iterable[Global___PathReason] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "kept", b"kept"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreChanges: _TypeAlias = RestoreChanges  # noqa: Y015

@@ -416,12 +416,17 @@ class RestoreSnapshotRequest(_message.Message):
     FORCE_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
+    STREAM_CHANGES_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     dry_run: _builtins.bool
     force: _builtins.bool
     """Go past open files; their holders keep the old ones."""
     strict: _builtins.bool
     """Count every writable handle in the workspace, not only those on paths that the plan touches."""
+    stream_changes: _builtins.bool
+    """Send the changes as events of their own, piece by piece. The report then has no `restored`, `deleted`, `kept` and
+    `files`, so that no message grows with the number of files.
+    """
     @_builtins.property
     def paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Relative to the root; empty: everything. A directory means all below it."""
@@ -434,10 +439,11 @@ class RestoreSnapshotRequest(_message.Message):
         force: _builtins.bool = ...,
         paths: _abc.Iterable[_builtins.bytes] | None = ...,
         strict: _builtins.bool = ...,
+        stream_changes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "force", b"force", "paths", b"paths", "snapshot_id", b"snapshot_id", "strict", b"strict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "force", b"force", "paths", b"paths", "snapshot_id", b"snapshot_id", "stream_changes", b"stream_changes", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -491,21 +497,29 @@ class RestoreEvent(_message.Message):
 
     PROGRESS_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___RestoreProgress: ...
     @_builtins.property
-    def report(self) -> _common_pb2.RestoreReport: ...
+    def report(self) -> _common_pb2.RestoreReport:
+        """The last event."""
+
+    @_builtins.property
+    def changes(self) -> _common_pb2.RestoreChanges:
+        """With stream_changes: after the restore, or in a dry run in its place."""
+
     def __init__(
         self,
         *,
         progress: Global___RestoreProgress | None = ...,
         report: _common_pb2.RestoreReport | None = ...,
+        changes: _common_pb2.RestoreChanges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "event", b"event", "progress", b"progress", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "event", b"event", "progress", b"progress", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "report"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "report", "changes"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

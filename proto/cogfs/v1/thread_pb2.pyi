@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from cogfs.v1 import common_pb2 as _common_pb2
+from cogfs.v1 import snapshot_pb2 as _snapshot_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -879,6 +880,38 @@ class RewindReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RewindReport: _TypeAlias = RewindReport  # noqa: Y015
+
+@_typing.final
+class RewindEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def progress(self) -> _snapshot_pb2.RestoreProgress: ...
+    @_builtins.property
+    def changes(self) -> _common_pb2.RestoreChanges: ...
+    @_builtins.property
+    def report(self) -> Global___RewindReport:
+        """The last event."""
+
+    def __init__(
+        self,
+        *,
+        progress: _snapshot_pb2.RestoreProgress | None = ...,
+        changes: _common_pb2.RestoreChanges | None = ...,
+        report: Global___RewindReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "event", b"event", "progress", b"progress", "report", b"report"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "event", b"event", "progress", b"progress", "report", b"report"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "changes", "report"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___RewindEvent: _TypeAlias = RewindEvent  # noqa: Y015
 
 @_typing.final
 class MemoryReport(_message.Message):

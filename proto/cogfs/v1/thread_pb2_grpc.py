@@ -82,6 +82,11 @@ class ThreadServiceStub:
                 request_serializer=cogfs_dot_v1_dot_thread__pb2.RewindRequest.SerializeToString,
                 response_deserializer=cogfs_dot_v1_dot_thread__pb2.RewindReport.FromString,
                 _registered_method=True)
+        self.StreamRewind = channel.unary_stream(
+                '/cogfs.v1.ThreadService/StreamRewind',
+                request_serializer=cogfs_dot_v1_dot_thread__pb2.RewindRequest.SerializeToString,
+                response_deserializer=cogfs_dot_v1_dot_thread__pb2.RewindEvent.FromString,
+                _registered_method=True)
         self.Undo = channel.unary_unary(
                 '/cogfs.v1.ThreadService/Undo',
                 request_serializer=cogfs_dot_v1_dot_thread__pb2.UndoRequest.SerializeToString,
@@ -203,6 +208,14 @@ class ThreadServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamRewind(self, request, context):
+        """As Rewind, for any number of files: progress while it goes on, then the changes piece by piece, and the report last,
+        in which `files.restore` has no `restored`, `deleted`, `kept` and `files`. A client that goes away does not end it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Undo(self, request, context):
         """Takes back the last restore of a workspace, and the rewind that it was part of when nothing was added to the thread
         since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"), as
@@ -299,6 +312,11 @@ def add_ThreadServiceServicer_to_server(servicer, server):
                     servicer.Rewind,
                     request_deserializer=cogfs_dot_v1_dot_thread__pb2.RewindRequest.FromString,
                     response_serializer=cogfs_dot_v1_dot_thread__pb2.RewindReport.SerializeToString,
+            ),
+            'StreamRewind': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamRewind,
+                    request_deserializer=cogfs_dot_v1_dot_thread__pb2.RewindRequest.FromString,
+                    response_serializer=cogfs_dot_v1_dot_thread__pb2.RewindEvent.SerializeToString,
             ),
             'Undo': grpc.unary_unary_rpc_method_handler(
                     servicer.Undo,
@@ -572,6 +590,33 @@ class ThreadService:
             '/cogfs.v1.ThreadService/Rewind',
             cogfs_dot_v1_dot_thread__pb2.RewindRequest.SerializeToString,
             cogfs_dot_v1_dot_thread__pb2.RewindReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamRewind(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/cogfs.v1.ThreadService/StreamRewind',
+            cogfs_dot_v1_dot_thread__pb2.RewindRequest.SerializeToString,
+            cogfs_dot_v1_dot_thread__pb2.RewindEvent.FromString,
             options,
             channel_credentials,
             insecure,

@@ -82,6 +82,10 @@ class ThreadServiceStub:
     seconds refuses the rewind. With `files` no lease of a durable run is broken: its holder is told to stop, and the
     rewind is refused until it has ended the run or the lease, which is not renewed any more, has run out.
     """
+    StreamRewind: _grpc.UnaryStreamMultiCallable[_thread_pb2.RewindRequest, _thread_pb2.RewindEvent]
+    """As Rewind, for any number of files: progress while it goes on, then the changes piece by piece, and the report last,
+    in which `files.restore` has no `restored`, `deleted`, `kept` and `files`. A client that goes away does not end it.
+    """
     Undo: _grpc.UnaryUnaryMultiCallable[_thread_pb2.UndoRequest, _thread_pb2.UndoReport]
     """Takes back the last restore of a workspace, and the rewind that it was part of when nothing was added to the thread
     since. NOT_FOUND: no such workspace. VALIDATION_ERROR: there was none. BUSY: something is in the way ("busy_by"), as
@@ -164,6 +168,10 @@ class ThreadServiceAsyncStub(ThreadServiceStub):
     durable ones, waits for their tool calls, and ends the commands (SIGTERM, then SIGKILL); what does not end in 10
     seconds refuses the rewind. With `files` no lease of a durable run is broken: its holder is told to stop, and the
     rewind is refused until it has ended the run or the lease, which is not renewed any more, has run out.
+    """
+    StreamRewind: _aio.UnaryStreamMultiCallable[_thread_pb2.RewindRequest, _thread_pb2.RewindEvent]  # type: ignore[assignment]
+    """As Rewind, for any number of files: progress while it goes on, then the changes piece by piece, and the report last,
+    in which `files.restore` has no `restored`, `deleted`, `kept` and `files`. A client that goes away does not end it.
     """
     Undo: _aio.UnaryUnaryMultiCallable[_thread_pb2.UndoRequest, _thread_pb2.UndoReport]  # type: ignore[assignment]
     """Takes back the last restore of a workspace, and the rewind that it was part of when nothing was added to the thread
@@ -298,6 +306,16 @@ class ThreadServiceServicer(metaclass=_abc_1.ABCMeta):
         durable ones, waits for their tool calls, and ends the commands (SIGTERM, then SIGKILL); what does not end in 10
         seconds refuses the rewind. With `files` no lease of a durable run is broken: its holder is told to stop, and the
         rewind is refused until it has ended the run or the lease, which is not renewed any more, has run out.
+        """
+
+    @_abc_1.abstractmethod
+    def StreamRewind(
+        self,
+        request: _thread_pb2.RewindRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_thread_pb2.RewindEvent], _abc.AsyncIterator[_thread_pb2.RewindEvent]]:
+        """As Rewind, for any number of files: progress while it goes on, then the changes piece by piece, and the report last,
+        in which `files.restore` has no `restored`, `deleted`, `kept` and `files`. A client that goes away does not end it.
         """
 
     @_abc_1.abstractmethod

@@ -1,4 +1,4 @@
-"""Directories beneath a root, reached one name at a time, never through a symlink and never onto another filesystem."""
+"""Directories beneath a root, reached one name at a time, never through a symlink and never onto another mount."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+from cogfs.fsd.control.syscalls import open_within
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -40,10 +42,11 @@ class Beneath:
     Not for several threads at once.
     """
 
-    def __init__(self, root_fd: int) -> None:
-        """``root_fd`` stays the caller's."""
+    def __init__(self, root_fd: int, *, watchful: bool = False) -> None:
+        """``root_fd`` stays the caller's. ``watchful``: others may rename directories meanwhile. Then each call
+        looks whether those that it has open are still where they were."""
         self._root = os.open(b".", _OPEN, dir_fd=root_fd)
-        self._device = os.fstat(self._root).st_dev
+        self._watchful = watchful
         self._names: list[bytes] = []
         self._fds: list[int] = []
 
@@ -54,9 +57,12 @@ class Beneath:
     def directory(self, path: bytes) -> int:
         """A descriptor of directory ``path``, valid until the next call.
 
-        OSError: ENOENT or ENOTDIR when it is not a directory reached without symlinks, EXDEV on another filesystem.
+        OSError: ENOENT or ENOTDIR when it is not a directory reached without symlinks, EXDEV when something else is
+        mounted there.
         """
         names = path.split(b"/") if path else []
+        if self._watchful:
+            self._drop(self._standing())
         common = 0
         while common < len(names) and common < len(self._names) and names[common] == self._names[common]:
             common += 1
@@ -72,15 +78,30 @@ class Beneath:
         if name in (b"", b".", b"..") or b"/" in name:
             raise OSError(errno.EINVAL, "not a name", name)
         try:
-            fd = os.open(name, _OPEN, dir_fd=parent)
+            return open_within(name, _OPEN, parent)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name) from error
+            if error.errno == errno.EXDEV:
+                raise OSError(errno.EXDEV, "something else is mounted there", name) from error
             raise
-        if os.fstat(fd).st_dev != self._device:
-            os.close(fd)
-            raise OSError(errno.EXDEV, "another filesystem is mounted there", name)
-        return fd
+
+    def stands(self) -> bool:
+        """Whether the directory that was asked for last is still where it was."""
+        return self._standing() == len(self._fds)
+
+    def _standing(self) -> int:
+        """How many of the open directories, from the root on, are where they were."""
+        parent = self._root
+        for depth, (name, fd) in enumerate(zip(self._names, self._fds, strict=True)):
+            try:
+                found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            except OSError:
+                return depth
+            if not os.path.samestat(found, os.fstat(fd)):
+                return depth
+            parent = fd
+        return len(self._fds)
 
     def forget(self) -> None:
         """Look every directory up anew: names may have moved."""
@@ -99,8 +120,8 @@ class Beneath:
 
 
 @contextmanager
-def beneath(root_fd: int) -> Iterator[Beneath]:
-    reach = Beneath(root_fd)
+def beneath(root_fd: int, *, watchful: bool = False) -> Iterator[Beneath]:
+    reach = Beneath(root_fd, watchful=watchful)
     try:
         yield reach
     finally:

@@ -7,6 +7,7 @@ import os
 import stat
 import time
 
+from cogfs.fsd.control.syscalls import open_within
 from cogfs.store.schema import Hash, OpaqueReason
 from cogfs.store.store import Store
 
@@ -59,9 +60,9 @@ class Captured:
 def open_for_reading(name: bytes, dir_fd: int) -> int:
     """Without moving the access time, where the file is ours."""
     try:
-        return os.open(name, _OPEN | os.O_NOATIME, dir_fd=dir_fd)
+        return open_within(name, _OPEN | os.O_NOATIME, dir_fd)
     except PermissionError:
-        return os.open(name, _OPEN, dir_fd=dir_fd)
+        return open_within(name, _OPEN, dir_fd)
 
 
 def open_inode(dir_fd: int, name: bytes, inode: int) -> int:
@@ -71,7 +72,7 @@ def open_inode(dir_fd: int, name: bytes, inode: int) -> int:
     try:
         fd = open_for_reading(name, dir_fd)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EXDEV):
             return -1
         raise
     if os.fstat(fd).st_ino == inode:
@@ -105,6 +106,8 @@ def capture_file(
         except OSError as error:
             if error.errno in UNREADABLE:
                 return OpaqueReason.UNREADABLE
+            if error.errno == errno.EXDEV:
+                return OpaqueReason.SUBMOUNT
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
                 raise Vanished from error
             raise

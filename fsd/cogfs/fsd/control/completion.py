@@ -55,15 +55,16 @@ class Completion:
         self._workspace = workspace
         self._store = workspace.store
 
-    def verify(self, plan: Plan, progress: Progress) -> None:
-        """Every content that the plan brings back is there and is what its hash says."""
-        wanted = {
-            one.after.hash
-            for one in plan.steps
-            if one.after is not None
-            and one.after.kind is Kind.FILE
-            and not (one.before is not None and one.before.hash == one.after.hash)
-        }
+    def verify(self, plan: Plan, progress: Progress, *, kept: bool = False) -> None:
+        """Every content that the plan brings back is there and is what its hash says; with ``kept`` also what it takes
+        away, which the safety snapshot alone has then."""
+        wanted = set()
+        for one in plan.steps:
+            if one.before is not None and one.after is not None and one.before.hash == one.after.hash:
+                continue
+            for entry in (one.after, one.before if kept else None):
+                if entry is not None and entry.kind is Kind.FILE:
+                    wanted.add(entry.hash)
         for done, name in enumerate(sorted(wanted)):
             self._store.verify_file(name)
             progress(Phase.VERIFYING, done + 1, len(wanted))
@@ -296,11 +297,12 @@ class Completion:
         finally:
             if link is None:
                 os.close(backing)
-        self._keep_unknown(journal, actual, target, safety, allowed)
         wanted = safety.root if back else target.root
+        above = self._directories_above(actual, wanted, allowed)
+        self._keep_unknown(journal, actual, target, safety, allowed | above)
         plan = Planner(self._store, Rules(target.exclude, -1), journal.paths).plan(actual, wanted)
         within = self._strange_directories(actual, target.root, safety.root, allowed)
-        self._confine(plan, allowed | self._directories_above(actual, wanted, allowed), within)
+        self._confine(plan, allowed | above, within)
         if back and not why and link is not None and not link.watched:
             # What others changed while nothing kept them from it is theirs: a restore that could not be made leaves it.
             self._leave(plan, self._unknown(actual, target, safety, allowed, unkept=True))
@@ -357,13 +359,15 @@ class Completion:
 
     def _directories_above(self, actual: TreeEntry, wanted: TreeEntry, allowed: set[bytes]) -> set[bytes]:
         """Directories above the plan's paths that the interrupted restore may have opened, whose mode is to be set, and
-        those that are gone (somebody moved them after the crash), without which it cannot go on."""
+        those that are gone (somebody moved them meanwhile) or in whose place is something else (a symlink, say), as it
+        cannot go on without them."""
         found = set()
         for path in ancestors(allowed):
             now, then = find(self._store, actual, path), find(self._store, wanted, path)
             if then is None:
                 continue
-            if now is None or (now.mode != then.mode and now.mode == then.mode | 0o700):
+            there = now is not None and now.kind is Kind.DIRECTORY
+            if now is None or not there or (now.mode != then.mode and now.mode == then.mode | 0o700):
                 found.add(path)
         return found
 

@@ -15,18 +15,18 @@ from cogfs.fsd.control.beneath import Beneath, beneath, split
 from cogfs.fsd.control.capture import Xattrs, is_recorded_xattr, is_root_xattr
 from cogfs.fsd.control.errors import CogfsError, show
 from cogfs.fsd.control.planner import Action, Plan, Step
+from cogfs.fsd.control.recheck import Recheck
 from cogfs.fsd.control.rules import TEMPORARY_PREFIX, is_temporary
+from cogfs.fsd.control.syscalls import open_within
 from cogfs.store.schema import Kind, TreeEntry
 from cogfs.store.steps import step as passing
 from cogfs.store.store import Store
 from cogfs.v1.reasons import Reason
 
 Progress = Callable[[int, int], None]
-#: Asked before what is at a path (the plan's entry of it, or None; a descriptor of its directory; its name) is replaced
-#: or removed; raises to keep it.
-Recheck = Callable[[bytes, TreeEntry | None, int, bytes], None]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
@@ -82,7 +82,8 @@ class Executor:
         progress: Progress | None = None,
         recheck: Recheck | None = None,
     ) -> None:
-        """``restore_id``: its 26 digits are in the names of this restore's temporary files."""
+        """``restore_id``: its 26 digits are in the names of this restore's temporary files. ``recheck`` is
+        asked before what is at a path is replaced or removed, where nobody keeps others from changing it."""
         self._store = store
         self._root_fd = root_fd
         self._plan = plan
@@ -106,7 +107,7 @@ class Executor:
     def run(self) -> None:
         """OSError, or a store error, when a step fails; then some steps are done and others are not."""
         steps = self._plan.steps
-        with beneath(self._root_fd) as reach:
+        with beneath(self._root_fd, watchful=self._recheck is not None) as reach:
             self._reach = reach
             for step in reversed(steps):
                 if step.before is not None and self._goes_first(step):
@@ -186,7 +187,7 @@ class Executor:
         """Bring one file or symlink to what it is to be."""
         parent, name = split(step.path)
         if step.before is not None and step.action is Action.METADATA:
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._existing(parent))
+            fd = open_within(name, _LOOK, self._existing(parent))
             try:
                 status = os.fstat(fd)
                 if after.kind is Kind.FILE and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
@@ -219,6 +220,8 @@ class Executor:
     def _look_again(self, step: Step, fd: int, name: bytes) -> None:
         """Before something takes the place of what the plan found; what had to go first is gone by now."""
         if self._recheck is not None:
+            if not self._reach.stands():
+                raise self._recheck.moved(step.path)
             gone = step.before is None or self._goes_first(step)
             self._recheck(step.path, None if gone else step.before, fd, name)
 
@@ -287,7 +290,7 @@ class Executor:
             self._in_writable(parent, lambda where: self._replace(where, name, after, steps[wanted[0]]))
         elif anchor in steps:
             parent, name = split(anchor)
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._existing(parent))
+            fd = open_within(name, _LOOK, self._existing(parent))
             try:
                 self._attributes(fd, after)
             finally:
@@ -395,10 +398,7 @@ class Executor:
 
     def _open_up(self, path: bytes) -> None:
         parent, name = split(path)
-        if path:
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._reach.directory(parent))
-        else:
-            fd = os.dup(self._reach.root_fd)
+        fd = open_within(name, _LOOK, self._reach.directory(parent)) if path else os.dup(self._reach.root_fd)
         try:
             mode = stat.S_IMODE(os.fstat(fd).st_mode)
             self._opened.setdefault(path, mode)

@@ -18,6 +18,7 @@ from cogfs.fsd.control.copying import copy_of
 from cogfs.fsd.control.errors import BusyBy, CogfsError, invalid, show
 from cogfs.fsd.control.newplace import NewPlaces, Spot
 from cogfs.fsd.control.passage import NO_RUNS, Passage, Passages, RunsReport
+from cogfs.fsd.control.report import Outcome
 from cogfs.fsd.control.restoration import Fork, Request, Restoration
 from cogfs.fsd.control.standing import shifted
 from cogfs.fsd.control.threads import Threads
@@ -40,7 +41,6 @@ from cogfs.store.schema import (
 )
 from cogfs.store.steps import step
 from cogfs.store.store import Store
-from cogfs.v1 import common_pb2 as pb
 from cogfs.v1.reasons import Reason
 
 
@@ -65,7 +65,7 @@ class ForkRequest:
 class ForkedFiles:
     """What became of the files."""
 
-    report: pb.RestoreReport
+    outcome: Outcome
     #: The entry whose checkpoint it was.
     entry_id: str
     exact: bool
@@ -236,8 +236,8 @@ class Forks:
             return self._into(request, branch, thread_id, row, found, snapshot, passage, occupied_by)
         if request.dry_run:
             copies = self._copies(branch, here.id, None, wait=False)
-            report = self._new_places.preview(spot, snapshot)
-            files = ForkedFiles(report, found.entry.id, found.exact, "", spot.root, len(copies.rows))
+            plan = self._new_places.preview(spot, snapshot)
+            files = ForkedFiles(plan, found.entry.id, found.exact, "", spot.root, len(copies.rows))
             rows = _copied(branch, thread_id, "", copies, follow=found.exact)
             return self._forked(request, rows, passage, files)
         made = self._new_places.make(spot, here, thread_id)
@@ -293,13 +293,14 @@ class Forks:
             busy_reason=Reason.WORKSPACE_BUSY,
             occupied_by=occupied_by,
             to_be_undone=True,
+            probing=passage.probing,
             fork=part,
         )
-        report = Restoration(self._workspace(row.id)).restore(wanted)
+        done = Restoration(self._workspace(row.id)).restore(wanted)
         if request.dry_run:
             # There is no copy whose id could be told.
-            report.snapshot_id = snapshot.id
-        files = ForkedFiles(report, found.entry.id, found.exact, row.id, made, len(copies.rows))
+            done.report.snapshot_id = snapshot.id
+        files = ForkedFiles(done, found.entry.id, found.exact, row.id, made, len(copies.rows))
         return self._forked(request, rows, passage, files)
 
     def _copies(self, branch: _Branch, source_id: str, row: WorkspaceRow | None, *, wait: bool) -> _Copies:

@@ -21,7 +21,7 @@ from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.planner import Planner
 from cogfs.fsd.control.ports import Workspaces
 from cogfs.fsd.control.registry import Registry
-from cogfs.fsd.control.report import restore_report
+from cogfs.fsd.control.report import Outcome, outcome
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.supervisor import Supervisor
 from cogfs.store.errors import NotFound
@@ -29,7 +29,6 @@ from cogfs.store.rows import Reader, Writer
 from cogfs.store.schema import Kind, NewPlaceRow, SnapshotRow, TreeEntry, WorkspaceRow
 from cogfs.store.steps import step
 from cogfs.store.store import Store
-from cogfs.v1 import common_pb2 as pb
 from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
@@ -100,7 +99,7 @@ class NewPlaces:
                 Reason.DENIED, f"user {os.geteuid()}, as whom cogfsd runs, may make no directory in {show(parent)}"
             )
 
-    def preview(self, spot: Spot, target: SnapshotRow) -> pb.RestoreReport:
+    def preview(self, spot: Spot, target: SnapshotRow) -> Outcome:
         """What a restore of ``target`` in the new workspace would report. Makes nothing."""
         assert target.root is not None
         root_fd = os.open(os.path.dirname(spot.root) if spot.missing else spot.root, _OPEN)
@@ -109,7 +108,7 @@ class NewPlaces:
             refuse_what_is_not_ours(root_fd, plan)
         finally:
             os.close(root_fd)
-        return restore_report(self._store, target.id, plan, [], dry_run=True)
+        return outcome(target.id, plan, [], dry_run=True)
 
     def _empty(self, fd: int, spot: Spot) -> TreeEntry:
         """The directory as it will be recorded. ``fd``: itself, or where it is to be made."""

@@ -147,6 +147,11 @@ class Passage:
             raise _MustClear
         raise self._refusal()
 
+    @property
+    def probing(self) -> bool:
+        """Whether this is the dry run that shows if the rest can be done, before anything is stopped for it."""
+        return self._planning
+
     def _refusal(self) -> CogfsError:
         found = self._found
         what = _named(found)

@@ -41,10 +41,13 @@ class Recheck:
         except FileNotFoundError:
             return
         if expected is None or not self._same(expected, directory, name, status):
-            raise Moved(
-                self._reason,
-                f"another program changed {show(path)} while it was being restored, and that change stays",
-            )
+            raise self.moved(path)
+
+    def moved(self, path: bytes) -> Moved:
+        """What is raised where another program changed ``path``, or moved the directory in which it is."""
+        return Moved(
+            self._reason, f"another program changed {show(path)} while it was being restored, and that change stays"
+        )
 
     def _same(self, expected: TreeEntry, directory: int, name: bytes, status: os.stat_result) -> bool:
         if expected.kind is Kind.DIRECTORY:

@@ -35,7 +35,7 @@ from cogfs.fsd.control.capture import (
 )
 from cogfs.fsd.control.recordbook import RecordBook, is_linked, is_reported
 from cogfs.fsd.control.rules import Rules, is_temporary
-from cogfs.fsd.control.syscalls import syncfs
+from cogfs.fsd.control.syscalls import open_within, syncfs
 from cogfs.fsd.control.worklist import Work, Worklist
 from cogfs.fsd.undolog import LOST, EntryWas, Status, Was
 from cogfs.store.schema import NO_HASH, DirectoryRow, Hash, Kind, OpaqueReason, Skipped, StatRow, Sums, TreeEntry
@@ -487,8 +487,11 @@ class Recorder:
         fd = -1
         if frame.fd >= 0:
             try:
-                fd = os.open(name, _OPEN, dir_fd=frame.fd)
+                fd = open_within(name, _OPEN, frame.fd)
             except OSError as error:
+                if error.errno == errno.EXDEV:
+                    frame.rows[name] = _opaque(name, status, OpaqueReason.SUBMOUNT)
+                    return None
                 if error.errno in UNREADABLE:
                     self._asof.check_readable(join(frame.path, name))
                     frame.rows[name] = _opaque(name, status, OpaqueReason.UNREADABLE)

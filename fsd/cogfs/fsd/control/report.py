@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from cogfs.fsd.control.errors import BusyBy
 from cogfs.fsd.control.linediff import MAX_BYTES, LineChange, compare
 from cogfs.fsd.control.occupancy import blocking
 from cogfs.fsd.control.planner import Action, Plan, Step
+from cogfs.store.errors import StoreError
 from cogfs.store.schema import Kind, TreeEntry
 from cogfs.store.store import Store
 from cogfs.v1 import common_pb2 as pb
+
+#: What one message of changes holds about, and what an item takes of it beside its path.
+_PIECE_BYTES = 64 * 1024
+_ITEM_BYTES = 64
 
 _CHANGES = {
     Action.CREATE: pb.Change.CREATED,
@@ -44,13 +50,16 @@ def file_change(
     store: Store, path: bytes, old: TreeEntry | None, new: TreeEntry | None, *, unified: bool
 ) -> pb.FileChange:
     """How ``path`` came from ``old`` to ``new``; None is nothing."""
+    return _change(path, old, new, _lines(store, old, new, unified=unified))
+
+
+def _change(path: bytes, old: TreeEntry | None, new: TreeEntry | None, lines: LineChange) -> pb.FileChange:
     step = Step(path, old, new)
     change = _CHANGES[step.action]
     if old is not None and new is not None and len({old.kind, new.kind} - {Kind.OPAQUE}) > 1:
         change = pb.Change.TYPE
-    lines = _lines(store, old, new, unified=unified)
     diff = b""
-    if unified and lines.hunks:
+    if lines.hunks:
         before = b"a/" + path if old is not None else b"/dev/null"
         after = b"b/" + path if new is not None else b"/dev/null"
         diff = b"--- %s\n+++ %s\n%s" % (before, after, lines.hunks)
@@ -86,19 +95,75 @@ def busy_messages(who: Sequence[BusyBy]) -> list[pb.BusyBy]:
     return found
 
 
-def restore_report(store: Store, snapshot_id: str, plan: Plan, who: list[BusyBy], *, dry_run: bool) -> pb.RestoreReport:
-    """The report of a plan. ``files`` tells what happened since the snapshot, which the restore takes back."""
-    files = [file_change(store, step.path, step.after, step.before, unified=False) for step in plan.steps]
-    return pb.RestoreReport(
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a restore came to, or in a dry run would come to.
+
+    The paths are told apart from the rest and when somebody asks for them: piece by piece, outside of all locks, and
+    within an operation of the store, since nothing may name what they are compared with.
+    """
+
+    #: Without ``restored``, ``deleted``, ``kept``, ``files`` and the numbers of lines.
+    report: pb.RestoreReport
+    plan: Plan
+
+    def changes(self, store: Store) -> Iterator[pb.RestoreChanges]:
+        """What is kept, and what happened since the snapshot, which the restore takes back, in the order of the plan.
+        Of a dry run, a content that cannot be read is an error; after the restore it has no lines to tell of."""
+        piece, size = pb.RestoreChanges(), 0
+        for message in self._messages(store):
+            if isinstance(message, pb.PathReason):
+                piece.kept.append(message)
+            else:
+                piece.files.append(message)
+            size += _ITEM_BYTES + len(message.path)
+            if size >= _PIECE_BYTES:
+                yield piece
+                piece, size = pb.RestoreChanges(), 0
+        if size:
+            yield piece
+
+    def _messages(self, store: Store) -> Iterator[pb.PathReason | pb.FileChange]:
+        for path, reason in self.plan.kept:
+            yield pb.PathReason(path=path, reason=reason)
+        for step in self.plan.steps:
+            try:
+                yield file_change(store, step.path, step.after, step.before, unified=False)
+            except StoreError:
+                if self.report.dry_run:
+                    raise
+                yield _change(step.path, step.after, step.before, LineChange(binary=True))
+
+    def whole(self, store: Store) -> pb.RestoreReport:
+        """The report with all paths in it."""
+        report = pb.RestoreReport()
+        report.CopyFrom(self.report)
+        for piece in self.changes(store):
+            add_changes(report, piece)
+            report.kept.extend(piece.kept)
+            report.files.extend(piece.files)
+        report.restored.extend(self.plan.restored())
+        report.deleted.extend(self.plan.deleted())
+        return report
+
+
+def add_changes(report: pb.RestoreReport, piece: pb.RestoreChanges) -> None:
+    """Count the lines of a piece."""
+    report.insertions += sum(file.insertions for file in piece.files)
+    report.deletions += sum(file.deletions for file in piece.files)
+
+
+def outcome(snapshot_id: str, plan: Plan, who: list[BusyBy], *, dry_run: bool) -> Outcome:
+    """Of a plan, and of who is in its way."""
+    deleted = sum(step.after is None for step in plan.steps)
+    report = pb.RestoreReport(
         snapshot_id=snapshot_id,
         dry_run=dry_run,
-        restored=plan.restored(),
-        deleted=plan.deleted(),
         unchanged=plan.unchanged,
-        kept=[pb.PathReason(path=path, reason=reason) for path, reason in plan.kept],
         busy=bool(blocking(who)),
         busy_by=busy_messages(who),
-        insertions=sum(file.insertions for file in files),
-        deletions=sum(file.deletions for file in files),
-        files=files,
+        restored_count=len(plan.steps) - deleted,
+        deleted_count=deleted,
+        kept_count=len(plan.kept),
     )
+    return Outcome(report, plan)

@@ -25,7 +25,7 @@ from cogfs.fsd.control.planner import Plan, Planner, count, find, normal_path, p
 from cogfs.fsd.control.ports import Link
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import same_stat
-from cogfs.fsd.control.report import restore_report
+from cogfs.fsd.control.report import Outcome, outcome
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.control.runstates import REWOUND, drop
 from cogfs.fsd.control.standing import move_leaf
@@ -46,7 +46,6 @@ from cogfs.store.schema import (
     UndoRow,
 )
 from cogfs.store.steps import step
-from cogfs.v1 import common_pb2 as pb
 from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
@@ -90,6 +89,8 @@ class Request:
     to_be_undone: bool = False
     #: Runs, tool calls and commands in the way, told in a dry run; without one they have refused it (``passage``).
     occupied_by: tuple[BusyBy, ...] = ()
+    #: A dry run that shows whether the restore can be made: contents are read, as they are before the first change.
+    probing: bool = False
     #: Runs that are dropped in the transaction that completes the restore.
     drops: tuple[str, ...] = ()
     #: What it is part of otherwise.
@@ -103,7 +104,7 @@ class Restoration:
         self._workspace = workspace
         self._store = workspace.store
 
-    def restore(self, request: Request, progress: Progress = silent) -> pb.RestoreReport:
+    def restore(self, request: Request, progress: Progress = silent) -> Outcome:
         """Carry out, or with ``dry_run`` plan, a restore. CogfsError, store errors and OSError before anything changed;
         after that the error says that the files were taken back."""
         with (
@@ -113,7 +114,7 @@ class Restoration:
         ):
             return self._restore(request, progress)
 
-    def _restore(self, request: Request, progress: Progress) -> pb.RestoreReport:
+    def _restore(self, request: Request, progress: Progress) -> Outcome:
         workspace, store = self._workspace, self._store
         link = workspace.ready()
         target = self._target(request)
@@ -133,15 +134,17 @@ class Restoration:
                 restore_id = new_id("restore")
                 # From here on the guard keeps others out, and what does not concern the restore goes on.
                 workspace.guard(link, restore_id, touched.changed | touched.directories, touched.above)
+        done = outcome(target.id, plan, who, dry_run=request.dry_run)
+        completion = Completion(workspace)
         if safety is None:
             if not request.dry_run:
                 self._commit_rows(request, target, paths)
-            return restore_report(store, target.id, plan, who, dry_run=request.dry_run)
-        completion = Completion(workspace)
+            elif request.probing:
+                completion.verify(plan, silent, kept=True)
+            return done
         try:
             passed = self._passed(link, request)
-            report = restore_report(store, target.id, plan, who, dry_run=False)
-            completion.verify(plan, progress)
+            completion.verify(plan, progress, kept=True)
             journal = self._journal(request, restore_id, target, safety, paths)
             with store.write() as writer:
                 writer.put_journal(journal)
@@ -154,10 +157,10 @@ class Restoration:
             raise
         more = request.fork.finish if request.fork is not None else None
         completion.carry_out(link, journal, plan, target, safety, progress, passed, more)
-        report.safety_snapshot_id = safety.id
+        done.report.safety_snapshot_id = safety.id
         if blocking(who):
-            report.forced.extend(report.busy_by)
-        return report
+            done.report.forced.extend(done.report.busy_by)
+        return done
 
     def _look(
         self, link: Link, frozen: Frozen, request: Request, target: SnapshotRow, paths: tuple[bytes, ...]

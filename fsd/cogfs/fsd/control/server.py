@@ -28,12 +28,36 @@ from cogfs.fsd.control.errors import CogfsError, from_os_error, invalid
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.v1.reasons import DOMAIN, Reason
 
-_THREADS = 32
+#: Threads of calls that read what is written down, or end something, and wait for nobody.
+_QUICK_THREADS = 16
+_QUICK = frozenset(
+    {
+        "GetDaemon",
+        "GetWorkspace",
+        "ListWorkspaces",
+        "GetSnapshot",
+        "ListSnapshots",
+        "GetThread",
+        "ListThreads",
+        "GetPolicy",
+        "GetEntry",
+        "ListEntries",
+        "ListMemory",
+        "GetRun",
+        "ListRuns",
+        "EndRun",
+        "PauseRun",
+        "EndToolCall",
+    }
+)
 #: Threads of calls that may wait for long, as many as there may be runs and some more. A thread is made when one is
 #: needed.
 _PATIENT_THREADS = 1200
 #: Those calls: streams that last as long as a run, and what waits until a restore is over.
 _PATIENT = frozenset({"WatchRun", "StartRun", "RenewRun", "ResumeRun", "BeginToolCall"})
+#: Threads of all other calls: they may wait for the lock of a thread or a workspace, for a capture, or for a client
+#: that takes a stream slowly. Made when they are needed, too.
+_THREADS = 512
 PAGE_SIZE_MAX = 1000
 _ADMIN = f"{DOMAIN}.v1.AdminService/"
 
@@ -56,10 +80,11 @@ class Server:
         """``operation`` stands around each call that works with what is stored. IO when the socket cannot be bound."""
         self._socket = socket
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rpc")
+        self._quick = ThreadPoolExecutor(_QUICK_THREADS, thread_name_prefix="quick")
         self._patient = ThreadPoolExecutor(_PATIENT_THREADS, thread_name_prefix="patient")
         self._server = grpc.server(
             self._pool,
-            interceptors=[_Edge(operation, self._patient)],
+            interceptors=[_Edge(operation, self._quick, self._patient)],
             options=[
                 ("grpc.max_receive_message_length", -1),
                 ("grpc.max_send_message_length", -1),
@@ -93,7 +118,7 @@ class Server:
         """Take no further call, wait ``patience`` seconds for those under way, then end them."""
         self._health.enter_graceful_shutdown()
         self._server.stop(patience).wait()
-        for pool in (self._pool, self._patient):
+        for pool in (self._pool, self._quick, self._patient):
             pool.shutdown(wait=False, cancel_futures=True)
         try:
             if _identity(self._socket) == self._identity:
@@ -110,9 +135,16 @@ def _identity(path: Path) -> tuple[int, int]:
 class _Edge(grpc.ServerInterceptor):
     """Stands around every call."""
 
-    def __init__(self, operation: Callable[[], AbstractContextManager[None]], patient: ThreadPoolExecutor) -> None:
-        """``patient`` carries out the calls that may wait for long, so that they never keep the others waiting."""
+    def __init__(
+        self,
+        operation: Callable[[], AbstractContextManager[None]],
+        quick: ThreadPoolExecutor,
+        patient: ThreadPoolExecutor,
+    ) -> None:
+        """``quick`` and ``patient`` carry out the calls that wait for nobody, and those that may wait for long, so that
+        no call is kept waiting by others that only wait."""
         self._operation = operation
+        self._quick = quick
         self._patient = patient
 
     def intercept_service(
@@ -125,10 +157,11 @@ class _Edge(grpc.ServerInterceptor):
         if handler is None or not method.startswith(f"{DOMAIN}."):
             return handler
         name = method.rpartition("/")[2]
-        pool = self._patient if name in _PATIENT else None
+        patient = name in _PATIENT
+        pool = self._patient if patient else self._quick if name in _QUICK else None
         # Who watches does so for hours, who administers the store waits for the operations in it, and who may wait for
         # long works with no contents.
-        apart = name.startswith("Watch") or method.startswith(_ADMIN) or pool is not None
+        apart = name.startswith("Watch") or method.startswith(_ADMIN) or patient
         around = nullcontext if apart else self._operation
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(

@@ -15,10 +15,12 @@ import msgspec
 import structlog
 
 from cogfs.fsd.control.checkpoints import checkpoint_at, own_checkpoint, usable, workspaces_of
+from cogfs.fsd.control.completion import Progress, silent
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.passage import NO_RUNS, Passage, Passages, RunsReport
 from cogfs.fsd.control.policies import Effective, effective
+from cogfs.fsd.control.report import Outcome
 from cogfs.fsd.control.restoration import Request, Restoration
 from cogfs.fsd.control.runstates import DELETED, REWOUND, drop, refuse_over
 from cogfs.fsd.control.standing import NO_SHIFT, Shift, move_leaf, shift
@@ -37,7 +39,6 @@ from cogfs.store.schema import (
     UndoRow,
 )
 from cogfs.store.store import Store
-from cogfs.v1 import common_pb2 as pb
 from cogfs.v1.reasons import Reason
 
 _log = structlog.get_logger(__name__)
@@ -82,7 +83,7 @@ class Rewound:
     """The outcome of a rewind; ``files`` is None when the files were not asked for."""
 
     conversation: Conversation
-    files: pb.RestoreReport | None = None
+    files: Outcome | None = None
     entry_id: str = ""
     exact: bool = False
     workspace_id: str = ""
@@ -95,7 +96,7 @@ class Undone:
     """The outcome of an undo; ``conversation`` is None when the files alone were taken back."""
 
     undone_snapshot_id: str
-    files: pb.RestoreReport
+    files: Outcome
     thread_id: str = ""
     conversation: Conversation | None = None
     files_only_reason: str = ""
@@ -293,6 +294,7 @@ class Threads:
         dry_run: bool = False,
         force: bool = False,
         calling_run: str = "",
+        progress: Progress = silent,
     ) -> Rewound:
         """Take the conversation with its memory (``memory``) and the files back to an entry of the active branch.
 
@@ -302,7 +304,8 @@ class Threads:
         """
 
         def attempt(passage: Passage, dry: bool) -> Rewound:
-            return self._rewind(thread_id, to_entry_id, files, memory, before, workspace_id, agents, passage, dry)
+            told = silent if dry else progress
+            return self._rewind(thread_id, to_entry_id, files, memory, before, workspace_id, agents, passage, dry, told)
 
         return self._passages.rewind(thread_id, attempt, dry_run=dry_run, force=force, calling_run=calling_run)
 
@@ -317,6 +320,7 @@ class Threads:
         agents: Collection[str],
         passage: Passage,
         dry_run: bool,
+        progress: Progress,
     ) -> Rewound:
         with self.lock(thread_id):
             with self._store.read() as reader:
@@ -370,12 +374,13 @@ class Threads:
                 thread_before=thread,
                 to_be_undone=True,
                 occupied_by=occupied_by,
+                probing=passage.probing,
                 drops=passage.drops if dropping else (),
             )
-            report = Restoration(workspace).restore(request)
+            done = Restoration(workspace).restore(request, progress)
         return Rewound(
             conversation,
-            report,
+            done,
             found.entry.id,
             found.exact,
             workspace.id,
@@ -431,10 +436,11 @@ class Threads:
                 thread=after,
                 thread_before=thread,
                 occupied_by=occupied_by,
+                probing=passage.probing,
             )
-            report = Restoration(workspace).restore(request)
+            done = Restoration(workspace).restore(request)
         thread_id = thread.id if thread is not None else ""
-        return Undone(last.target_snapshot_id, report, thread_id, conversation, why, remembered)
+        return Undone(last.target_snapshot_id, done, thread_id, conversation, why, remembered)
 
     def _last_restore(self, workspace: Workspace) -> UndoRow:
         undo = workspace.row().undo

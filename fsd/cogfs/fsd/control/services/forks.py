@@ -6,11 +6,13 @@ import grpc
 
 from cogfs.fsd.control.fork import ForkRequest, Forks
 from cogfs.fsd.control.services.convert import checked_agent, required, runs_report, thread_message
+from cogfs.store.store import Store
 from cogfs.v1 import thread_pb2
 
 
 class ForkCalls:
-    def __init__(self, forks: Forks) -> None:
+    def __init__(self, store: Store, forks: Forks) -> None:
+        self._contents = store
         self._forks = forks
 
     def ForkThread(
@@ -42,9 +44,9 @@ class ForkCalls:
         if files is not None:
             report.snapshots_copied = files.snapshots
             report.workspace_made = files.made
-            report.files.restore.CopyFrom(files.report)
+            report.files.restore.CopyFrom(files.outcome.whole(self._contents))
             report.files.entry_id = files.entry_id
             report.files.exact = files.exact
             report.files.workspace_id = files.workspace_id
-            report.files.safety_snapshot_id = files.report.safety_snapshot_id
+            report.files.safety_snapshot_id = files.outcome.report.safety_snapshot_id
         return report

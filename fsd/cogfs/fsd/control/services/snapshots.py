@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 import grpc
 
 from cogfs.fsd.control import copying, pruning
-from cogfs.fsd.control.completion import silent
+from cogfs.fsd.control.completion import Progress, silent
 from cogfs.fsd.control.engine import Engine
 from cogfs.fsd.control.errors import CogfsError, invalid, show
 from cogfs.fsd.control.passage import Passage
 from cogfs.fsd.control.planner import changes, find, normal_path, walk
-from cogfs.fsd.control.report import tree_changes
+from cogfs.fsd.control.report import Outcome, add_changes, tree_changes
 from cogfs.fsd.control.restoration import Request, Restoration
 from cogfs.fsd.control.services.convert import (
     DEFAULT_PAGE,
@@ -25,6 +23,7 @@ from cogfs.fsd.control.services.convert import (
     snapshot_message,
     tree_entry_message,
 )
+from cogfs.fsd.control.services.streaming import Apart
 from cogfs.store.schema import Kind, SnapshotOrigin, SnapshotRow, TreeEntry
 from cogfs.store.store import Store
 from cogfs.v1 import common_pb2, snapshot_pb2, snapshot_pb2_grpc
@@ -103,38 +102,27 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
             force=request.force,
             strict=request.strict,
         )
-        events: queue.SimpleQueue[snapshot_pb2.RestoreEvent | BaseException] = queue.SimpleQueue()
-        shown = [-1, -1]
 
-        def progress(phase: snapshot_pb2.RestoreProgress.Phase.ValueType, done: int, total: int) -> None:
-            # At most a hundred or so for each phase.
-            share = done * 100 // total if total else 0
-            if shown != [phase, share]:
-                shown[:] = [phase, share]
-                event = snapshot_pb2.RestoreProgress(phase=phase, done=done, total=total)
-                events.put(snapshot_pb2.RestoreEvent(progress=event))
-
-        def run() -> None:
-            # A thread of its own: a client that goes away must not end a restore half-way.
-            def attempt(passage: Passage, dry_run: bool) -> common_pb2.RestoreReport:
+        def work(progress: Progress) -> Outcome:
+            def attempt(passage: Passage, dry_run: bool) -> Outcome:
                 occupied_by = passage.enter("", workspace.id)
-                asked = replace(wanted, dry_run=dry_run, occupied_by=occupied_by)
+                asked = replace(wanted, dry_run=dry_run, occupied_by=occupied_by, probing=passage.probing)
                 return Restoration(workspace).restore(asked, silent if dry_run else progress)
 
-            try:
-                report = self._engine.passages.restore(attempt, dry_run=wanted.dry_run, force=wanted.force)
-                events.put(snapshot_pb2.RestoreEvent(report=report))
-            except BaseException as error:
-                events.put(error)
+            return self._engine.passages.restore(attempt, dry_run=wanted.dry_run, force=wanted.force)
 
-        threading.Thread(target=run, name="restore").start()
-        while True:
-            event = events.get()
-            if isinstance(event, BaseException):
-                raise event
-            yield event
-            if event.HasField("report"):
-                return
+        # A client that goes away must not end a restore half-way.
+        apart = Apart("restore", work)
+        for event in apart.progress():
+            yield snapshot_pb2.RestoreEvent(progress=event)
+        done = apart.result
+        if not request.stream_changes:
+            yield snapshot_pb2.RestoreEvent(report=done.whole(self._store))
+            return
+        for piece in done.changes(self._store):
+            add_changes(done.report, piece)
+            yield snapshot_pb2.RestoreEvent(changes=piece)
+        yield snapshot_pb2.RestoreEvent(report=done.report)
 
     def DiffSnapshots(
         self, request: snapshot_pb2.DiffSnapshotsRequest, context: grpc.ServicerContext

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import grpc
 
+from cogfs.fsd.control.completion import Progress, silent
 from cogfs.fsd.control.engine import Engine
 from cogfs.fsd.control.errors import CogfsError, invalid
 from cogfs.fsd.control.fork import Forks
 from cogfs.fsd.control.listing import Paths, page
 from cogfs.fsd.control.memory import Memories
+from cogfs.fsd.control.report import add_changes
 from cogfs.fsd.control.services.convert import (
     DEFAULT_PAGE,
     check_content,
@@ -26,7 +28,8 @@ from cogfs.fsd.control.services.convert import (
 )
 from cogfs.fsd.control.services.forks import ForkCalls
 from cogfs.fsd.control.services.memory import MemoryCalls, memory_report
-from cogfs.fsd.control.threads import Conversation, Draft
+from cogfs.fsd.control.services.streaming import Apart
+from cogfs.fsd.control.threads import Conversation, Draft, Rewound
 from cogfs.store.errors import NotFound
 from cogfs.store.rows import Reader
 from cogfs.store.schema import EntryKind, EntryRow
@@ -41,7 +44,7 @@ _RESERVED = frozenset({"file_checkpoint", "file_checkpoint_at", "fileCheckpoint"
 
 class ThreadService(ForkCalls, MemoryCalls, thread_pb2_grpc.ThreadServiceServicer):
     def __init__(self, store: Store, engine: Engine, forks: Forks) -> None:
-        ForkCalls.__init__(self, forks)
+        ForkCalls.__init__(self, store, forks)
         MemoryCalls.__init__(self, Memories(store, engine.threads))
         self._store = store
         self._engine = engine
@@ -163,38 +166,37 @@ class ThreadService(ForkCalls, MemoryCalls, thread_pb2_grpc.ThreadServiceService
         )
 
     def Rewind(self, request: thread_pb2.RewindRequest, context: grpc.ServicerContext) -> thread_pb2.RewindReport:
-        memory = request.memory if request.HasField("memory") else True
-        done = self._threads.rewind(
+        done = self._rewind(request)
+        return _rewind_report(request, done, done.files.whole(self._store) if done.files is not None else None)
+
+    def StreamRewind(
+        self, request: thread_pb2.RewindRequest, context: grpc.ServicerContext
+    ) -> Iterator[thread_pb2.RewindEvent]:
+        apart = Apart("rewind", lambda progress: self._rewind(request, progress))
+        for event in apart.progress():
+            yield thread_pb2.RewindEvent(progress=event)
+        done = apart.result
+        if done.files is not None:
+            for piece in done.files.changes(self._store):
+                add_changes(done.files.report, piece)
+                yield thread_pb2.RewindEvent(changes=piece)
+        report = _rewind_report(request, done, done.files.report if done.files is not None else None)
+        yield thread_pb2.RewindEvent(report=report)
+
+    def _rewind(self, request: thread_pb2.RewindRequest, progress: Progress = silent) -> Rewound:
+        return self._threads.rewind(
             required(request.thread_id, "thread_id"),
             required(request.to_entry_id, "to_entry_id"),
             before=request.before,
             files=request.files if request.HasField("files") else None,
-            memory=memory,
+            memory=request.memory if request.HasField("memory") else True,
             workspace_id=request.workspace_id,
             agents=[checked_agent(required(agent, "agents")) for agent in request.agents],
             dry_run=request.dry_run,
             force=request.force,
             calling_run=request.calling_run_id,
+            progress=progress,
         )
-        report = thread_pb2.RewindReport(
-            thread_id=request.thread_id,
-            to_entry_id=request.to_entry_id,
-            dry_run=request.dry_run,
-            conversation=_conversation(done.conversation),
-            runs=runs_report(done.runs),
-            memory=memory_report(done.memory),
-        )
-        if done.files is not None:
-            report.files.CopyFrom(
-                thread_pb2.RewindFilesReport(
-                    restore=done.files,
-                    entry_id=done.entry_id,
-                    exact=done.exact,
-                    workspace_id=done.workspace_id,
-                    safety_snapshot_id=done.files.safety_snapshot_id,
-                )
-            )
-        return report
 
     def Undo(self, request: thread_pb2.UndoRequest, context: grpc.ServicerContext) -> thread_pb2.UndoReport:
         workspace_id = required(request.workspace_id, "workspace_id")
@@ -203,7 +205,7 @@ class ThreadService(ForkCalls, MemoryCalls, thread_pb2_grpc.ThreadServiceService
             workspace_id=workspace_id,
             dry_run=request.dry_run,
             undone_snapshot_id=done.undone_snapshot_id,
-            files=done.files,
+            files=done.files.whole(self._store),
             thread_id=done.thread_id,
             files_only_reason=done.files_only_reason,
         )
@@ -245,3 +247,28 @@ def _number(token: str) -> int:
 
 def _conversation(done: Conversation) -> thread_pb2.ConversationReport:
     return thread_pb2.ConversationReport(rewound=done.rewound, cut=done.cut, previous_leaf_id=done.previous_leaf_id)
+
+
+def _rewind_report(
+    request: thread_pb2.RewindRequest, done: Rewound, files: common_pb2.RestoreReport | None
+) -> thread_pb2.RewindReport:
+    """``files``: what became of them, as far as it is told in one message."""
+    report = thread_pb2.RewindReport(
+        thread_id=request.thread_id,
+        to_entry_id=request.to_entry_id,
+        dry_run=request.dry_run,
+        conversation=_conversation(done.conversation),
+        runs=runs_report(done.runs),
+        memory=memory_report(done.memory),
+    )
+    if files is not None:
+        report.files.CopyFrom(
+            thread_pb2.RewindFilesReport(
+                restore=files,
+                entry_id=done.entry_id,
+                exact=done.exact,
+                workspace_id=done.workspace_id,
+                safety_snapshot_id=files.safety_snapshot_id,
+            )
+        )
+    return report
