@@ -48,6 +48,7 @@ _DIRECTORIES, _FILES = 9, 60
 _LARGE = (2 << 20, 6 << 20)
 #: Seconds until the thread of a run has to end once everything is served again.
 _PATIENCE = 240.0
+_DAEMON = ("-m", "cogfs.fsd.control.main")
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 
 
@@ -133,8 +134,16 @@ def answers(site: Site) -> bool:
     return True
 
 
-def start(site: Site, crash_at: str = "", program: Sequence[str] = ("-m", "cogfs.fsd.control.main")) -> None:
-    """A daemon, unless it dies at once; not by ``cogfsctl``, which would take as long as the rest of a run."""
+def start(site: Site, crash_at: str = "", program: Sequence[str] = _DAEMON) -> None:
+    """A daemon that answers, unless it dies at once."""
+    process = spawn(site, crash_at, program)
+    wait_for("the daemon answers", lambda: answers(site) or process.poll() is not None)
+    with contextlib.suppress(CogfsError):
+        site.daemon_pid()  # so that it ends with the site
+
+
+def spawn(site: Site, crash_at: str = "", program: Sequence[str] = _DAEMON) -> subprocess.Popen[bytes]:
+    """A daemon that begins; not by ``cogfsctl``, which would take as long as the rest of a run."""
     site.state.mkdir(mode=0o700, exist_ok=True)
     with (site.state / "cogfsd.log").open("ab") as log:
         process = subprocess.Popen(
@@ -147,9 +156,7 @@ def start(site: Site, crash_at: str = "", program: Sequence[str] = ("-m", "cogfs
             start_new_session=True,
         )
     threading.Thread(target=process.wait, daemon=True).start()
-    wait_for("the daemon answers", lambda: answers(site) or process.poll() is not None)
-    with contextlib.suppress(CogfsError):
-        site.daemon_pid()  # so that it ends with the site
+    return process
 
 
 class Round:
