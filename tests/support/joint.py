@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cogfs.client import AlreadyExists, Client, CogfsError, Unavailable, Workspace
+from cogfs.client import AlreadyExists, Client, CogfsError, Unavailable, Workspace, connect
 from cogfs.v1 import workspace_pb2
 from tests.e2e.support.site import Aside, Site, kill, mounts_below, wait_for
 from tests.support.accounts import Account, Asked, disagreements, learn, of_world, undos_of_world
@@ -168,6 +168,8 @@ class Round:
         self.number = 0
         self._made = 0
         self._durations: dict[str, float] = {}
+        self._calls = contextlib.ExitStack()
+        self._holder = self._calls.enter_context(connect(f"unix://{site.runtime}/cogfsd.sock"))
         self.roots = [self.base / "one", self.base / "two"]
         self._churns = []
         scan = self.dice.random() < 0.25
@@ -193,6 +195,7 @@ class Round:
 
     def close(self) -> None:
         with contextlib.suppress(CogfsError), self.site.client() as cog:
+            self._calls.close()
             for run in list(cog.runs()):
                 if run.id.startswith(self.prefix):
                     cog.run(run.id).end()
@@ -251,9 +254,8 @@ class Round:
             work.state = how
         if how == "calling":
             # Its tool call never ends.
-            call = self._name("c")
-            run.tool_call("shell", id=call).__enter__()
-            work.calls.add(call)
+            call = self._calls.enter_context(self._holder.run(run.id).tool_call("shell", id=self._name("c")))
+            work.calls.add(call.id)
 
     def _grow(self, cog: Client) -> None:
         """Some turns, most of them in the first thread."""
