@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -126,6 +127,12 @@ def files_of(tree: Tree) -> Tree:
 
 def answers(site: Site) -> bool:
     """Whether there is a daemon."""
+    try:
+        # It costs next to nothing while there is none.
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(site.runtime / "cogfsd.sock"))
+    except OSError:
+        return False
     try:
         with site.client() as cog:
             cog.daemon(1)

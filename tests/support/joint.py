@@ -263,7 +263,7 @@ class Round:
         for _ in range(dice.choice((1, 1, 2, 3))):
             talk = dice.choice([talks[0], talks[0], *talks])
             if talk.place >= 0:
-                self._churns[talk.place].run(dice.choice((3, 60, 150)))
+                self._change(talk.place)
             self._say(cog, talk, "user")
             for _ in range(dice.choice((0, 1, 2))):
                 self._say(cog, talk, dice.choice(KINDS[2:]))
@@ -278,9 +278,29 @@ class Round:
                 how = dice.choice(("calling", "durable"))
             self._begin_work(cog, talk, how)
         # What no snapshot holds yet.
-        for churn in self._churns:
-            churn.run(dice.choice((0, 2, 25)))
+        for place in range(len(self.roots)):
+            if dice.random() < 0.7:
+                self._change(place)
         self.world.files[:] = [describe(root) for root in self.roots]
+
+    def _change(self, place: int) -> None:
+        """A few changes of every kind, and many of the common ones."""
+        dice, share = self.dice, self.dice.choice((0, 0.1, 0.6))
+        self._churns[place].run(dice.choice((1, 5)))
+        for path in self._churns[place].files():
+            if dice.random() < share:
+                what = dice.randrange(6)
+                if what < 3 or path.is_symlink():
+                    path.unlink()
+                if what == 0:
+                    path.mkdir()
+                    (path / "inside").write_text(self._name("x"))
+                elif what in (1, 3):
+                    path.write_text(self._name("x") * dice.randrange(1, 200))
+                elif what == 4 and path.exists():
+                    path.chmod(dice.choice((0o600, 0o644, 0o755)))
+                elif what == 5 and path.exists():
+                    path.rename(path.with_name(self._name("n")))
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
