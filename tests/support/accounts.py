@@ -5,8 +5,9 @@ Files are looked at by whoever compares them.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ def disagreements(meant: Account, told: Account) -> list[str]:
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def of_world(world: World[Any], roots: Sequence[Path]) -> Account:
-    """What the model says. ``roots`` are the workspaces', by their numbers in the model."""
-    found: Account = {"workspaces": sorted(map(str, roots[: len(world.files)]))}
+def of_world(world: World[Any], roots: Sequence[Path], talks: Collection[str] | None = None) -> Account:
+    """What the model says, of all or of some threads and their runs. ``roots`` are the workspaces', by their numbers in
+    the model."""
+    found: Account = {}
     for talk in world.talks.values():
+        if talks is not None and talk.id not in talks:
+            continue
         root = str(roots[talk.place]) if talk.place >= 0 else ""
         active = set(talk.ids())
         found[f"thread {talk.id}"] = (talk.leaf, len(talk.said), root, talk.forked_from)
@@ -46,7 +50,11 @@ def of_world(world: World[Any], roots: Sequence[Path]) -> Account:
         for memo in talk.memos.values():
             found[f"memory {talk.id}/{memo.id}"] = (memo.kind, memo.name, list(memo.on), memo.id in counting)
     for work in world.works.values():
-        found[f"run {work.id}"] = (work.talk, work.state, work.stopping, sorted(work.calls))
+        if talks is None or work.talk in talks:
+            found[f"run {work.id}"] = (work.talk, work.state, work.stopping, sorted(work.calls))
+    if talks is not None:
+        return found
+    found["workspaces"] = sorted(map(str, roots[: len(world.files)]))
     for place in range(len(world.files)):
         names = (kept.name for kept in world.kept if kept.place == place and not kept.pruned)
         found[f"snapshots of {roots[place]}"] = sorted(names)
@@ -93,18 +101,20 @@ class Asked:
             if Path(os.fsdecode(workspace.root)).is_relative_to(base)
         }
         self._roots = {workspace.id: root for root, workspace in self.workspaces.items()}
-        self._origin: dict[str, str] = {}
-        self._held: dict[str, list[str]] = {}
-        for root, workspace in self.workspaces.items():
-            for snapshot in workspace.snapshots():
-                self._origin[snapshot.id] = snapshot.message.copied_from
-                self._held.setdefault(root, []).append(snapshot.id)
 
-    def account(self) -> Account:
+    @functools.cached_property
+    def _held(self) -> dict[str, dict[str, str]]:
+        """What each snapshot of each workspace is a copy of."""
+        return {
+            root: {snapshot.id: snapshot.message.copied_from for snapshot in workspace.snapshots()}
+            for root, workspace in self.workspaces.items()
+        }
+
+    def account(self, talks: Collection[str] | None = None) -> Account:
         """What the daemon says, as ``of_world``."""
-        found: Account = {"workspaces": sorted(self.workspaces)}
+        found: Account = {}
         for thread in self._cog.threads():
-            if not thread.id.startswith(self._prefix):
+            if not thread.id.startswith(self._prefix) or (talks is not None and thread.id not in talks):
                 continue
             message = thread.message
             origin = message.forked_from if message.HasField("forked_from") else None
@@ -133,12 +143,15 @@ class Asked:
                     not memory.HasField("stale_because"),
                 )
         for run in self._cog.runs(ended=True):
-            if run.id.startswith(self._prefix):
+            if run.id.startswith(self._prefix) and (talks is None or run.thread_id in talks):
                 state = run_pb2.Run.State.Name(run.state).lower()
                 calls = sorted(call.id for call in run.open_tool_calls)
                 found[f"run {run.id}"] = (run.thread_id, state, run.stopping, calls)
-        for root in self.workspaces:
-            names = [self._name(one) for one in self._held.get(root, ())]
+        if talks is not None:
+            return found
+        found["workspaces"] = sorted(self.workspaces)
+        for root, held in self._held.items():
+            names = [self._name(one) for one in held]
             found[f"snapshots of {root}"] = sorted(name for name in names if name != "another")
         return found
 
@@ -157,8 +170,8 @@ class Asked:
     def _name(self, snapshot_id: str) -> str:
         if snapshot_id in self._known:
             return snapshot_id
-        origin = self._origin.get(snapshot_id, "")
-        return f"copy of {self._name(origin) if origin not in self._known else origin}" if origin else "another"
+        origin = next((held[snapshot_id] for held in self._held.values() if snapshot_id in held), "")
+        return f"copy of {self._name(origin)}" if origin else "another"
 
     def _told(self, checkpoint: thread_pb2.FileCheckpoint) -> object:
         if not checkpoint.snapshot_id:
