@@ -28,8 +28,8 @@ def test_threads_are_what_the_model_says(session: Session) -> None:
     run_state_machine_as_test(
         Committed,
         settings=settings(
-            max_examples=20,
-            stateful_step_count=40,
+            max_examples=12,
+            stateful_step_count=30,
             derandomize=True,
             database=None,
             deadline=None,

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,6 +74,8 @@ class Session:
         self.installation.environment |= {"COGFS_RUN_GRACE": "3600", "COGFS_TOOL_SETTLE": "0"}
         self._start()
         self.runs = 0
+        #: What was done, for who wants to know how much of it.
+        self.counts: Counter[str] = Counter()
 
     def _start(self) -> None:
         self.installation.text("daemon", "start")

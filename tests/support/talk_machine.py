@@ -130,7 +130,10 @@ class TalkMachine(RuleBasedStateMachine):
         return items[number % len(items)]
 
     def _talk(self, number: int) -> Talk[Files]:
-        return self._one(list(self.world.talks.values()), number)
+        """One with entries, if there is one; the last ones more often."""
+        talks = list(self.world.talks.values())
+        talks = [talk for talk in talks if talk.said] or talks
+        return self._one([*talks, *talks[-3:]], number)
 
     def _begin(self, place: int) -> None:
         workspace = self._workspace(place) if place >= 0 else None
@@ -203,9 +206,13 @@ class TalkMachine(RuleBasedStateMachine):
         assert bool(done.safety_snapshot_id) == bool(done.restored or done.deleted)
 
     def _refused(self, error: type[CogfsError], *calls: Callable[[], object]) -> None:
+        self._count("refused", error.__name__)
         for call in calls:
             with pytest.raises(error):
                 call()
+
+    def _count(self, *words: str) -> None:
+        self.session.counts[" ".join(words)] += 1
 
     # --- what is said and remembered ----------------------------------------------------------------------------------
 
@@ -222,10 +229,11 @@ class TalkMachine(RuleBasedStateMachine):
             path.unlink()
         self.world.files[place] = files
 
-    @rule(place=st.integers(-1, 2))
+    @rule(place=st.integers(-1, 2), turn=_turns)
     @precondition(lambda self: len(self.world.talks) < 4)
-    def begin(self, place: int) -> None:
+    def begin(self, place: int, turn: Turn) -> None:
         self._begin(place if place < len(self.roots) else 0)
+        self._turn(list(self.world.talks.values())[-1], turn)
 
     @rule(number=st.integers(0, 9), turn=_turns)
     def turn(self, number: int, turn: Turn) -> None:
@@ -316,6 +324,7 @@ class TalkMachine(RuleBasedStateMachine):
         workspace = self._workspace(place) if place >= 0 else None
         lease = _LEASE if durable else None
         run = self._thread(talk).run(id=self._name("r"), durable=durable, lease=lease, workspace=workspace)
+        self._count("run")
         self.world.works[run.id] = Work(run.id, talk.id, place if place >= 0 else talk.place, durable)
 
     def _lapse(self, talk: Talk[Files]) -> None:
@@ -360,6 +369,7 @@ class TalkMachine(RuleBasedStateMachine):
             self._refused(error, act)
             return
         act()
+        self._count("run,", what)
         if what == "pause":
             work.state = "paused"
         elif what == "resume" or (what == "renew" and work.state == "lapsed"):
@@ -382,6 +392,10 @@ class TalkMachine(RuleBasedStateMachine):
 
     # --- ways back ----------------------------------------------------------------------------------------------------
 
+    @rule(number=st.integers(0, 9), to=st.integers(0, 99), force=st.booleans())
+    def rewind_all(self, number: int, to: int, force: bool) -> None:
+        self._rewind(self._talk(number), to, force=force)
+
     @rule(
         number=st.integers(0, 9),
         to=st.integers(0, 99),
@@ -391,12 +405,23 @@ class TalkMachine(RuleBasedStateMachine):
         force=st.booleans(),
     )
     def rewind(self, number: int, to: int, files: bool, memory: bool, before: bool, force: bool) -> None:
-        talk = self._talk(number)
+        self._rewind(self._talk(number), to, files=files, memory=memory, before=before, force=force)
+
+    def _rewind(
+        self,
+        talk: Talk[Files],
+        to: int,
+        *,
+        files: bool = True,
+        memory: bool = True,
+        before: bool = False,
+        force: bool = False,
+    ) -> None:
         if not talk.said:
             return
         thread, branch = self._thread(talk), talk.ids()
         # One that is not on the branch now and then.
-        point = self._one(list(talk.said) if to % 5 == 0 or not branch else branch, to)
+        point = self._one(list(talk.said) if to % 9 == 0 or not branch else branch, to)
 
         def go(*, dry_run: bool = False, force: bool = False) -> thread_pb2.RewindReport:
             return thread.rewind(point, files=files, memory=memory, before=before, dry_run=dry_run, force=force)
@@ -418,6 +443,7 @@ class TalkMachine(RuleBasedStateMachine):
             self._check(talk)
             return
         report = go(force=force)
+        self._count("rewind", "past runs" if stopped else "with files" if files else "of the conversation")
         end = branch.index(point) + (0 if before else 1)
         cut = branch[end:] if memory else []
         self._check_runs(report.runs, first, stopped, talk, bool(cut))
@@ -447,6 +473,7 @@ class TalkMachine(RuleBasedStateMachine):
         """
 
         def refused(*, force: bool = False) -> None:
+            self._count("refused", "with force" if force else "for runs")
             found = self.world.in_the_way(talk_id, place, of_runs=of_runs)
             with pytest.raises(errors[0] if found.here else errors[1]):
                 go(force=force)
@@ -481,6 +508,7 @@ class TalkMachine(RuleBasedStateMachine):
             self._check_files()
             return
         self._check_plan(plan, go(force=force))
+        self._count("restore")
         self.world.restore(kept)
         self._check_files()
 
@@ -503,6 +531,7 @@ class TalkMachine(RuleBasedStateMachine):
             self._check(*self.world.talks.values())
             return
         report = go(force=force)
+        self._count("undo", "of a rewind" if talk_id else "of the files")
         self._check_plan(plan.files, report.files)
         assert plan.conversation == report.conversation and plan.memory == report.memory
         assert report.thread_id == talk_id
@@ -562,6 +591,7 @@ class TalkMachine(RuleBasedStateMachine):
             check_nothing()
             return
         fork = go(force=force)
+        self._count("fork", where)
         assert isinstance(fork, Fork) and isinstance(plan, thread_pb2.ForkThreadReport)
         self._check_runs(fork.report.runs, first, stopped, talk, cut=False)
         assert (plan.snapshots_copied, plan.memories_copied) == (fork.snapshots_copied, fork.report.memories_copied)
@@ -581,9 +611,11 @@ class TalkMachine(RuleBasedStateMachine):
 
     # --- what goes ----------------------------------------------------------------------------------------------------
 
-    @rule(number=st.integers(0, 99), by_count=st.booleans())
+    @rule(number=st.integers(0, 99), by_count=st.booleans(), really=st.booleans())
     @precondition(lambda self: any(not kept.pruned for kept in self.world.kept))
-    def prune(self, number: int, by_count: bool) -> None:
+    def prune(self, number: int, by_count: bool, really: bool) -> None:
+        if not really:
+            return
         if by_count and number % 3 == 0:
             place = number % len(self.roots)
             deleted = list(self._workspace(place).prune({"count": 3 + number % 5}).deleted)
@@ -598,16 +630,20 @@ class TalkMachine(RuleBasedStateMachine):
                 return
         needed = [kept for way in self.world.ways if way is not None for kept in (way.target, way.safety)]
         assert not {kept.id for kept in needed if kept is not None and kept.id} & set(deleted)
+        self._count("pruned by count" if len(deleted) > 1 else "pruned")
         self.world.pruned(deleted)
 
-    @rule(number=st.integers(0, 9))
-    @precondition(lambda self: len(self.world.talks) > 2)
-    def delete(self, number: int) -> None:
+    @rule(number=st.integers(0, 9), really=st.integers(0, 2))
+    @precondition(lambda self: len(self.world.talks) > 3)
+    def delete(self, number: int, really: int) -> None:
+        if really:
+            return
         talk = self._talk(number)
         if self.world.in_the_way(talk.id, -1).anything:
             self._refused(ThreadBusy, self._thread(talk).delete)
             self._check(talk)
             return
+        self._count("delete")
         self._thread(talk).delete()
         self.world.delete(talk.id)
         self._refused(NotFound, lambda: self._thread(talk))
@@ -617,6 +653,7 @@ class TalkMachine(RuleBasedStateMachine):
         """Of the daemon, or of a mount."""
         if really:
             return
+        self._count("restart", what)
         if what == "kill":
             self.session.kill_daemon()
         elif what == "stop":
