@@ -45,11 +45,12 @@ LABELS = {
     "seal.committed": 2,
 }
 RUNS_IN_A_ROUND = 10
+#: The daemon as it is.
+PRODUCT = ("-m", "cogfs.fsd.control.main")
 _DIRECTORIES, _FILES = 9, 60
 _LARGE = (2 << 20, 6 << 20)
 #: Seconds until the thread of a run has to end once everything is served again.
 _PATIENCE = 240.0
-_DAEMON = ("-m", "cogfs.fsd.control.main")
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 
 
@@ -141,7 +142,7 @@ def answers(site: Site) -> bool:
     return True
 
 
-def start(site: Site, crash_at: str = "", program: Sequence[str] = _DAEMON) -> None:
+def start(site: Site, crash_at: str = "", program: Sequence[str] = PRODUCT) -> None:
     """A daemon that answers, unless it dies at once."""
     process = spawn(site, crash_at, program)
     wait_for("the daemon answers", lambda: answers(site) or process.poll() is not None)
@@ -149,7 +150,7 @@ def start(site: Site, crash_at: str = "", program: Sequence[str] = _DAEMON) -> N
         site.daemon_pid()  # so that it ends with the site
 
 
-def spawn(site: Site, crash_at: str = "", program: Sequence[str] = _DAEMON) -> subprocess.Popen[bytes]:
+def spawn(site: Site, crash_at: str = "", program: Sequence[str] = PRODUCT) -> subprocess.Popen[bytes]:
     """A daemon that begins; not by ``cogfsctl``, which would take as long as the rest of a run."""
     site.state.mkdir(mode=0o700, exist_ok=True)
     with (site.state / "cogfsd.log").open("ab") as log:

@@ -15,7 +15,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from cogfs.v1 import workspace_pb2
 from tests.e2e.support.site import Aside, Site, kill, mounts_below, wait_for
 from tests.support.accounts import Account, Asked, disagreements, learn, of_world, undos_of_world
 from tests.support.churn import Churn
-from tests.support.crashes import answers, files_of, spawn, start
+from tests.support.crashes import PRODUCT, answers, files_of, spawn, start
 from tests.support.installation import remove
 from tests.support.talks import KINDS, Talk, Work, World
 from tests.support.tree import Node, Tree, describe, differences, of_snapshot
@@ -75,6 +75,23 @@ _ENVIRON = {"COGFS_RUN_GRACE": "3600", "COGFS_TOOL_SETTLE": "0"}
 #: Seconds that an operation takes before one was seen: of threads alone, and of files.
 _SHORT, _LONG = 0.01, 0.15
 _PATIENCE = 240.0
+#: A daemon that is wrong: it moves the conversation in a transaction of its own, right after that of the files.
+APART = (
+    "-c",
+    """
+import runpy
+import msgspec
+from cogfs.fsd.control import completion
+finish = completion.Completion._finish
+def apart(self, link, journal, recovery, more=None):
+    finish(self, link, msgspec.structs.replace(journal, thread=None), recovery, more)
+    if journal.thread is not None and (recovery is None or recovery.outcome != "back"):
+        with self._store.write() as writer:
+            completion.move_leaf(writer, journal.thread)
+completion.Completion._finish = apart
+runpy.run_module("cogfs.fsd.control.main", run_name="__main__")
+""",
+)
 
 
 class Torn(AssertionError):
@@ -158,8 +175,9 @@ class Counts:
 class Round:
     """Runs with the same threads and directories. ``close`` leaves nothing of them."""
 
-    def __init__(self, site: Site, seed: int, counts: Counts) -> None:
+    def __init__(self, site: Site, seed: int, counts: Counts, program: Sequence[str]) -> None:
         self.site = site
+        self._program = program
         self.seed = seed
         self.counts = counts
         self.dice = random.Random(seed)
@@ -443,7 +461,7 @@ class Round:
             worker = cog.workspace(self.roots[max(operation.place, 0)]).message.worker_pid
         if plan.label:
             self.site.kill_daemon()
-            start(self.site, plan.label)
+            start(self.site, plan.label, self._program)
         aside = self._crash(operation, plan, worker)
         self._recover(operation, plan)
         aside.join(_PATIENCE)
@@ -491,16 +509,16 @@ class Round:
         if plan.victim == "worker":
             return
         if plan.again and ":" in plan.again:
-            start(self.site, plan.again)
+            start(self.site, plan.again, self._program)
             self._serve()
             if not answers(self.site):
                 self.counts.fired[f"{plan.again.partition(':')[0]}, in a recovery"] += 1
         elif plan.again:
-            process = spawn(self.site)
+            process = spawn(self.site, program=self._program)
             time.sleep(float(plan.again))
             kill(process.pid)
         self.site.kill_daemon()
-        start(self.site)
+        start(self.site, program=self._program)
         self._peek(operation)
 
     def _ours(self, cog: Client) -> list[Workspace]:
@@ -640,14 +658,21 @@ def _shown(wrong: dict[str, list[str]]) -> str:
     return "".join(f"\n  it is not {name}: {found[:8]}" for name, found in wrong.items())
 
 
-def rounds(site: Site, seed: int, counts: Counts, runs: int, more: Callable[[], bool] = lambda: True) -> Iterator[int]:
+def rounds(
+    site: Site,
+    seed: int,
+    counts: Counts,
+    runs: int,
+    more: Callable[[], bool] = lambda: True,
+    program: Sequence[str] = PRODUCT,
+) -> Iterator[int]:
     """Carry out so many runs, in rounds whose seeds begin with ``seed``, as long as there is ``more`` time; after each
     run its number."""
     site.environ |= _ENVIRON
-    start(site)
+    start(site, program=program)
     done = 0
     while done < runs and more():
-        around = Round(site, seed, counts)
+        around = Round(site, seed, counts, program)
         try:
             while not around.over and done < runs and more():
                 around.run()
