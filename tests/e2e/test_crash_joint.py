@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.e2e.support.site import Site
 from tests.support.joint import Counts, rounds
 
-_RUNS = 4
+_RUNS = 3
 
 
 def test_a_few_kills(here: Site) -> None:

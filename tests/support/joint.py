@@ -26,8 +26,9 @@ from tests.support.accounts import Account, Asked, disagreements, learn, of_worl
 from tests.support.churn import Churn
 from tests.support.crashes import PRODUCT, answers, files_of, spawn, start
 from tests.support.installation import remove
+from tests.support.joint_operations import Operation, Operations
 from tests.support.talks import KINDS, Talk, Work, World
-from tests.support.tree import Node, Tree, describe, differences, of_snapshot
+from tests.support.tree import Tree, describe, differences, of_snapshot
 
 #: Steps at which a daemon kills itself, and up to which passing.
 LABELS = {
@@ -127,26 +128,6 @@ class Plan:
     @property
     def kind(self) -> str:
         return f"{self.victim} at {'a step' if self.label else 'any time'}"
-
-
-@dataclass(frozen=True)
-class Operation:
-    """Something that takes threads or files back, or forks them."""
-
-    kind: str
-    call: Callable[[Client], object]
-    #: What it means.
-    apply: Callable[[World[Tree]], None]
-    #: The thread and the workspace that runs are looked for in.
-    talk: str = ""
-    place: int = -1
-    of_runs: bool = True
-    #: The directory of a workspace that is made.
-    into: Path | None = None
-
-    @property
-    def fork(self) -> bool:
-        return self.kind.startswith("fork")
 
 
 @dataclass
@@ -320,120 +301,6 @@ class Round:
                 elif what == 5 and path.exists():
                     path.rename(path.with_name(self._name("n")))
 
-    # --- operations ---------------------------------------------------------------------------------------------------
-
-    def _operation(self) -> Operation:
-        """One that changes something."""
-        kinds = (self._rewind, self._restore, self._undo, self._fork)
-        while True:
-            found = self.dice.choices(kinds, (5, 2, 2, 5))[0]()
-            if found is None:
-                continue
-            after = self.world.copy()
-            found.apply(after)
-            roots = [*self.roots, found.into] if found.into is not None else self.roots
-            if after.files != self.world.files or of_world(after, roots) != of_world(self.world, self.roots):
-                return found
-
-    def _talk(self) -> Talk[Tree]:
-        talks = list(self.world.talks.values())
-        return self.dice.choice([talks[0], talks[0], *talks])
-
-    def _force(self, talk: str, place: int, *, of_runs: bool = True) -> bool:
-        return self.world.in_the_way(talk, place, of_runs=of_runs).anything
-
-    def _rewind(self) -> Operation | None:
-        talk, dice = self._talk(), self.dice
-        point = dice.choice(talk.ids()[-8:])
-        before = talk.said[point].kind == "user" and dice.random() < 0.2
-        files, memory = dice.choice(((True, True), (True, True), (True, True), (False, True), (True, False)))
-        found = self.world.found(talk, point, before=before) if files else None
-        if files and (found is None or found[0].pruned):
-            return None
-        place = found[0].place if found is not None else -1
-        force = self._force(talk.id, place)
-        return Operation(
-            "rewind" if files and memory else "rewind of the conversation" if memory else "rewind of the files",
-            lambda cog: cog.thread(talk.id).rewind(point, files=files, memory=memory, before=before, force=force),
-            lambda world: world.rewind(talk.id, point, files=files, memory=memory, before=before),
-            talk.id,
-            place,
-        )
-
-    def _restore(self) -> Operation | None:
-        known = [kept for kept in self.world.kept if kept.id and not kept.pruned]
-        kept = self.dice.choice(known)
-
-        def apply(world: World[Tree]) -> None:
-            world.restore(next(one for one in world.kept if one.id == kept.id))
-
-        return Operation("restore", lambda cog: cog.snapshot(kept.id).restore(), apply, "", kept.place, of_runs=False)
-
-    def _undo(self) -> Operation | None:
-        place = self.dice.choice([number for number, way in enumerate(self.world.ways) if way is not None] or [-1])
-        if place < 0:
-            return None
-        talk = self.world.to_undo(place)
-        talk_id = talk.id if talk is not None else ""
-        force = self._force(talk_id, place, of_runs=bool(talk_id))
-        root = self.roots[place]
-        return Operation(
-            "undo of a rewind" if talk_id else "undo of the files",
-            lambda cog: cog.workspace(root).undo(force=force),
-            lambda world: world.undo(place),
-            talk_id,
-            place,
-            of_runs=bool(talk_id),
-        )
-
-    def _fork(self) -> Operation | None:
-        talk, dice = self._talk(), self.dice
-        point = dice.choice(list(talk.said)[-8:])
-        where = dice.choice(("without files", "same", "another", "new", "new", "empty"))
-        found = talk.at(point)
-        new = self._name("t")
-        if where == "without files":
-            force = self._force(talk.id, -1)
-            return Operation(
-                "fork without files",
-                lambda cog: cog.thread(talk.id).fork(point, id=new, force=force),
-                lambda world: world.fork(talk.id, point, new, None),
-                talk.id,
-            )
-        if found is None or found[0].pruned:
-            return None
-        if where in ("new", "empty"):
-            root = self.base / self._name("d")
-            nothing: Tree = {b"": Node("directory", 0o755)}
-            if where == "empty":
-                root.mkdir()
-                nothing = describe(root)
-
-            def apply(world: World[Tree]) -> None:
-                world.fork(talk.id, point, new, world.add_place(nothing))
-
-            force = self._force(talk.id, -1)
-            return Operation(
-                f"fork into {'a new' if where == 'new' else 'an empty'} directory",
-                lambda cog: cog.thread(talk.id).fork(point, id=new, files=True, into=root, force=force),
-                apply,
-                talk.id,
-                into=root,
-            )
-        source = found[0].place
-        others = [place for place in range(len(self.roots)) if place != source]
-        place = source if where == "same" else dice.choice(others)
-        force = self._force(talk.id, place)
-        return Operation(
-            f"fork into {'its' if where == 'same' else 'another'} workspace",
-            lambda cog: cog.thread(talk.id).fork(
-                point, id=new, files=True, workspace=cog.workspace(self.roots[place]), force=force
-            ),
-            lambda world: world.fork(talk.id, point, new, place),
-            talk.id,
-            place,
-        )
-
     # --- one run ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -453,7 +320,7 @@ class Round:
     def _run(self) -> None:
         with self.site.client() as cog:
             self._grow(cog)
-            operation = self._operation()
+            operation = Operations(self.world, self.roots, self.base, self.dice, self._name).any()
             plan = Plan.of(self.dice, fork=operation.fork)
             self._doing = f"{operation.kind} with {plan}"
             self.counts.kinds[plan.kind] += 1
@@ -552,7 +419,7 @@ class Round:
     def _states(self, operation: Operation) -> dict[str, World[Tree]]:
         """What there may be, by its name."""
         states = {"before": self.world}
-        if self._force(operation.talk, operation.place, of_runs=operation.of_runs):
+        if self.world.in_the_way(operation.talk, operation.place, of_runs=operation.of_runs).anything:
             # What is in the way is stopped first, and stays so.
             states["before, with runs stopped"] = stopped = self.world.copy()
             stopped.clear(operation.talk, operation.place, of_runs=operation.of_runs)
