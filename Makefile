@@ -21,15 +21,18 @@ lint: install
 bench: install
 	$(PYTHON) -m tests.bench
 
-# Random runs until something is wrong or the minutes are over, each of the six: operations against a plain directory,
-# sixteen clients at once, restores that somebody would lead out of their root, crashes between boundary and seal, and
-# loss of power with one filesystem and with two. Before the latter, two daemons that are wrong, which have to be found out.
+# Random runs until something is wrong or the minutes are over, each of the seven: operations against a plain directory and
+# against a plain model, sixteen clients at once, restores that somebody would lead out of their root, crashes between
+# boundary and seal, crashes in rewinds, restores, undos and forks, and loss of power with one filesystem and with two.
+# Before the last three, daemons that are wrong, which have to be found out.
 MINUTES := 10
 soak: install
 	.ci/as-root $(PYTHON) -m tests.soak.state_machine --minutes $(MINUTES)
 	.ci/as-root $(PYTHON) -m tests.soak.crowd --minutes $(MINUTES)
 	.ci/as-root $(PYTHON) -m tests.soak.escape --tries 1000000 --minutes $(MINUTES)
 	.ci/as-root $(PYTHON) -m tests.soak.crashes --runs 1000000 --minutes $(MINUTES)
+	.ci/as-root $(PYTHON) -m tests.soak.joint --control
+	.ci/as-root $(PYTHON) -m tests.soak.joint --runs 1000000 --minutes $(MINUTES)
 	.ci/as-root $(PYTHON) -m tests.soak.power --control sync
 	.ci/as-root $(PYTHON) -m tests.soak.power --control trust
 	.ci/as-root $(PYTHON) -m tests.soak.power --cuts 1000000 --minutes $(MINUTES)

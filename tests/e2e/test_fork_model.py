@@ -1,4 +1,4 @@
-"""Random conversations, memories, rewinds, forks and undos in two workspaces, the same ones in each run."""
+"""Random conversations, memories, runs, rewinds, restores, forks, undos and prunes, the same ones in each run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.support.fork_machine import ForkMachine
 from tests.support.state_machine import Session
+from tests.support.talk_machine import TalkMachine
 
 
 @pytest.fixture
@@ -21,15 +21,15 @@ def session() -> Iterator[Session]:
 
 @pytest.mark.timeout(600)
 def test_threads_are_what_the_model_says(session: Session) -> None:
-    class Committed(ForkMachine):
+    class Committed(TalkMachine):
         pass
 
     Committed.session = session
     run_state_machine_as_test(
         Committed,
         settings=settings(
-            max_examples=20,
-            stateful_step_count=40,
+            max_examples=12,
+            stateful_step_count=30,
             derandomize=True,
             database=None,
             deadline=None,

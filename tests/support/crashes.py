@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -44,6 +45,8 @@ LABELS = {
     "seal.committed": 2,
 }
 RUNS_IN_A_ROUND = 10
+#: The daemon as it is.
+PRODUCT = ("-m", "cogfs.fsd.control.main")
 _DIRECTORIES, _FILES = 9, 60
 _LARGE = (2 << 20, 6 << 20)
 #: Seconds until the thread of a run has to end once everything is served again.
@@ -126,6 +129,12 @@ def files_of(tree: Tree) -> Tree:
 def answers(site: Site) -> bool:
     """Whether there is a daemon."""
     try:
+        # It costs next to nothing while there is none.
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(site.runtime / "cogfsd.sock"))
+    except OSError:
+        return False
+    try:
         with site.client() as cog:
             cog.daemon(1)
     except CogfsError:
@@ -133,8 +142,16 @@ def answers(site: Site) -> bool:
     return True
 
 
-def start(site: Site, crash_at: str = "", program: Sequence[str] = ("-m", "cogfs.fsd.control.main")) -> None:
-    """A daemon, unless it dies at once; not by ``cogfsctl``, which would take as long as the rest of a run."""
+def start(site: Site, crash_at: str = "", program: Sequence[str] = PRODUCT) -> None:
+    """A daemon that answers, unless it dies at once."""
+    process = spawn(site, crash_at, program)
+    wait_for("the daemon answers", lambda: answers(site) or process.poll() is not None)
+    with contextlib.suppress(CogfsError):
+        site.daemon_pid()  # so that it ends with the site
+
+
+def spawn(site: Site, crash_at: str = "", program: Sequence[str] = PRODUCT) -> subprocess.Popen[bytes]:
+    """A daemon that begins; not by ``cogfsctl``, which would take as long as the rest of a run."""
     site.state.mkdir(mode=0o700, exist_ok=True)
     with (site.state / "cogfsd.log").open("ab") as log:
         process = subprocess.Popen(
@@ -147,9 +164,7 @@ def start(site: Site, crash_at: str = "", program: Sequence[str] = ("-m", "cogfs
             start_new_session=True,
         )
     threading.Thread(target=process.wait, daemon=True).start()
-    wait_for("the daemon answers", lambda: answers(site) or process.poll() is not None)
-    with contextlib.suppress(CogfsError):
-        site.daemon_pid()  # so that it ends with the site
+    return process
 
 
 class Round:

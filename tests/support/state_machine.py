@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from cogfs.client import Busy, Client, Thread, ValidationError, Workspace, WorkspaceBusy, connect
+from cogfs.client.connection import Connection
 from cogfs.v1 import common_pb2, thread_pb2
 from tests.support.installation import Installation, remove
 from tests.support.model import Choice, LeftAlone, Operation, carry_out, operations, restored, without, without_groups
@@ -64,26 +66,42 @@ class Way:
 
 
 class Session:
-    """One daemon for many runs of the machine: each has a workspace of its own."""
+    """One daemon for many runs of a machine: each has workspaces of its own."""
 
     def __init__(self) -> None:
         self.installation = Installation(prefix="cogfs-machine-")
-        self.cog: Client = self._start()
+        # Who holds a run is never late, and nobody is waited for.
+        self.installation.environment |= {"COGFS_RUN_GRACE": "3600", "COGFS_TOOL_SETTLE": "0"}
+        self._start()
         self.runs = 0
+        #: What was done, for who wants to know how much of it.
+        self.counts: Counter[str] = Counter()
 
-    def _start(self) -> Client:
+    def _start(self) -> None:
         self.installation.text("daemon", "start")
-        return connect(self.installation.endpoint)
+        self.cog: Client = connect(self.installation.endpoint)
+        #: For calls that a client has no method of its own for.
+        self.connection = Connection(self.installation.endpoint)
 
     def kill_daemon(self) -> None:
         """``kill -9`` of the control process, and another one."""
         pid = self.cog.daemon().pid
-        self.cog.close()
+        self._hang_up()
         self.installation.kill(pid)
-        self.cog = self._start()
+        self._start()
+
+    def stop_daemon(self) -> None:
+        """Its end as a user asks for it, and another one."""
+        self._hang_up()
+        self.installation.text("daemon", "stop")
+        self._start()
+
+    def _hang_up(self) -> None:
+        self.cog.close()
+        self.connection.close()
 
     def close(self) -> None:
-        self.cog.close()
+        self._hang_up()
         self.installation.close()
 
 
