@@ -159,6 +159,23 @@ def test_sdk_as_the_readme_shows_it(cog: Client, project: Path) -> None:
     assert thread.refresh().message.leaf_id == last.id
 
 
+def test_a_rewind_of_files_that_are_right_changes_nothing(cog: Client, project: Path) -> None:
+    ws = cog.mount(project)
+    thread = cog.create_thread("chat", workspace=ws)
+    thread.user_message("one")
+    (project / "README").write_text("changed\n")
+    second = thread.user_message("two")
+    before = thread.refresh().message
+    for dry_run in (True, False):
+        report = thread.rewind(second.id, files=True, memory=False, dry_run=dry_run)
+        assert not report.files.restore.files and not report.files.safety_snapshot_id
+        assert thread.refresh().message == before
+    # The files still follow from where the conversation is.
+    assert thread.user_message("three").files_follow
+    with pytest.raises(ValidationError, match="there was none"):
+        ws.undo()
+
+
 def test_sdk_snapshots(cog: Client, project: Path) -> None:
     ws = cog.mount(os_bytes(project), exclude=["*.log"], max_file_bytes=-1)
     assert ws.message.options.max_file_bytes == -1

@@ -360,13 +360,14 @@ class ForkMachine(RuleBasedStateMachine):
         else:
             kept, exact, entry = found
             assert (report.files.exact, report.files.entry_id) == (exact, entry)
-            self._restored(kept, talk, leaf)
-            talk.leaf, talk.follows = leaf, exact and memory
+            # Files that were right already still follow, where they did.
+            stays = not self._restored(kept, talk, leaf) and leaf == talk.leaf
+            talk.leaf, talk.follows = leaf, (exact and memory) or (stays and talk.follows)
         self._check(talk)
         self._check_files()
 
-    def _restored(self, kept: Kept, talk: Talk | None = None, leaf: str = "") -> None:
-        """A workspace gets the files of a snapshot, in a rewind if there is a ``talk``."""
+    def _restored(self, kept: Kept, talk: Talk | None = None, leaf: str = "") -> bool:
+        """A workspace gets the files of a snapshot, in a rewind if there is a ``talk``. Whether any file changes."""
         before = self.files[kept.place]
         way = Way(dict(before))
         if talk is not None:
@@ -374,6 +375,7 @@ class ForkMachine(RuleBasedStateMachine):
         if before != kept.files or (talk is not None and talk.leaf != leaf):
             self.ways[kept.place] = way
         self.files[kept.place] = dict(kept.files)
+        return before != kept.files
 
     @rule(number=st.integers(0, 9), at=st.integers(0, 99), where=st.integers(-2, 1))
     @precondition(lambda self: len(self.talks) < 6)

@@ -361,6 +361,8 @@ class Threads:
             dropping = bool(conversation.cut)
             leaf = point if memory else thread.leaf_id
             after = self._moved(thread, leaf, follow=found.exact and memory)
+            # Files that are right already still follow, where they did.
+            stays = leaf == thread.leaf_id and thread.files_follow >= after.files_follow
             request = Request(
                 snapshot.id,
                 dry_run=dry_run,
@@ -368,6 +370,7 @@ class Threads:
                 busy_reason=Reason.WORKSPACE_BUSY,
                 thread=after,
                 thread_before=thread,
+                thread_stays=stays,
                 to_be_undone=True,
                 occupied_by=occupied_by,
                 drops=passage.drops if dropping else (),
