@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cogfs.client import AlreadyExists, Client, NotFound, ValidationError
-from cogfs.v1 import thread_pb2
+from cogfs.v1 import snapshot_pb2, thread_pb2
 from tests.e2e.ctl import Ctl
 
 
@@ -200,6 +200,23 @@ def test_sdk_snapshots(cog: Client, project: Path) -> None:
         cog.workspace(id=ws.id)
     with pytest.raises(NotFound):
         cog.snapshot(first.id)
+
+
+def test_sdk_is_told_how_far_a_restore_is(cog: Client, project: Path) -> None:
+    ws = cog.mount(project)
+    files = [project / f"f{number}" for number in range(7)]
+    for file in files:
+        file.write_text(f"before {file.name}\n")
+    first = ws.checkpoint(wait_for="sealed")
+    for file in files:
+        file.write_text("after\n")
+    phase = snapshot_pb2.RestoreProgress
+    told: list[tuple[int, int, int]] = []
+    for dry_run, phases in ((True, [phase.VERIFYING]), (False, [phase.VERIFYING, phase.APPLYING])):
+        told.clear()
+        first.restore(dry_run=dry_run, progress=lambda step: told.append((step.phase, step.done, step.total)))
+        steps = [(one, number, len(files)) for one in phases for number in range(1, len(files) + 1)]
+        assert told == [(phase.PLANNING, 0, 0), *steps]
 
 
 def test_sdk_restores_a_snapshot_in_its_own_workspace_alone(cog: Client, project: Path) -> None:

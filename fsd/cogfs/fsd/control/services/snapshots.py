@@ -119,7 +119,9 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
             def attempt(passage: Passage, dry_run: bool) -> common_pb2.RestoreReport:
                 occupied_by = passage.enter("", workspace.id)
                 asked = replace(wanted, dry_run=dry_run, occupied_by=occupied_by)
-                return Restoration(workspace).restore(asked, silent if dry_run else progress)
+                # What is only tried before something is stopped for it is not told of.
+                tell = progress if dry_run == wanted.dry_run else silent
+                return Restoration(workspace).restore(asked, tell)
 
             try:
                 report = self._engine.passages.restore(attempt, dry_run=wanted.dry_run, force=wanted.force)
