@@ -1,6 +1,6 @@
 """What a refusal has to be: for its reason, in one sentence, said by the dry run too, with nothing changed at all.
 
-Owns what counts as a change, and how a dry run may say the same. Knows no refusal.
+Owns what counts as a change, how a dry run may say the same, and the calls that have dry runs. Knows no refusal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from cogfs.client import Client, CogfsError
+from cogfs.client import Client, CogfsError, Thread, Workspace
 from cogfs.v1 import common_pb2, run_pb2, thread_pb2, workspace_pb2
 from tests.support.tree import describe, differences
 
@@ -26,6 +26,10 @@ By = common_pb2.BusyBy
 Who = tuple[str, str, int, str]
 
 
+#: A call, told whether it is a dry run.
+Call = Callable[[bool], object]
+
+
 @dataclass(frozen=True)
 class Refusal:
     """One call that is refused, and how."""
@@ -33,8 +37,7 @@ class Refusal:
     kind: type[CogfsError]
     #: A pattern for telling words of the sentence.
     says: str
-    #: The call, told whether it is a dry run.
-    call: Callable[[bool], object]
+    call: Call
     #: That what the dry run came to says the same as the error; None: the call has no dry run.
     agrees: Callable[[CogfsError, object], None] | None
     #: Runs that ``force`` stops before it turns out that this was not enough.
@@ -68,7 +71,7 @@ class Guard:
             refusal.agrees(said, plan)
 
 
-def _outcome(call: Callable[[bool], object], *, dry_run: bool) -> object:
+def _outcome(call: Call, *, dry_run: bool) -> object:
     """What is answered, or the error."""
     try:
         return call(dry_run)
@@ -80,6 +83,29 @@ def _check_sentence(said: str) -> None:
     assert said and said == said.strip() and said.isprintable(), said
     for word in ("Traceback", "internal error", "Errno", "Error("):
         assert word not in said, said
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def rewind(thread: Thread, entry: str, **options: Any) -> Call:
+    return lambda dry: thread.rewind(entry, dry_run=dry, **options)
+
+
+def fork(thread: Thread, entry: str, **options: Any) -> Call:
+    return lambda dry: thread.fork(entry, dry_run=dry, **options)
+
+
+def restore(workspace: Workspace, snapshot: str, paths: Sequence[str] = (), **options: Any) -> Call:
+    return lambda dry: workspace.restore(snapshot, paths, dry_run=dry, **options)
+
+
+def undo(workspace: Workspace, **options: Any) -> Call:
+    return lambda dry: workspace.undo(dry_run=dry, **options)
+
+
+def prune(workspace: Workspace) -> Call:
+    return lambda dry: workspace.prune(dry_run=dry)
 
 
 # --- what a dry run says ----------------------------------------------------------------------------------------------

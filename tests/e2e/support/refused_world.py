@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from cogfs.client import AgentSession, Client, RunInterrupted, Thread, Workspace
+from cogfs.client import AgentSession, Client, RunInterrupted, Thread, Unavailable, Workspace
 from cogfs.v1 import run_pb2
 from tests.e2e.support.agents import program
 from tests.e2e.support.refusals import Guard
@@ -315,3 +315,38 @@ def _capable(part: Path) -> None:
 
 
 _CLOSED = {"foreign": _foreign, "shut": _shut, "hidden": _hidden, "capable": _capable}
+
+
+# --- of a rewind that is not finished ---------------------------------------------------------------------------------
+
+
+class UnfinishedWorld:
+    """A daemon was killed in a rewind of the thread ``chat``, and its directory is not where the next one looks."""
+
+    def __init__(self, here: Site) -> None:
+        self.here = here
+        self.base = here.base
+        file = here.project / "file"
+        file.write_text("before\n")
+        here.start()
+        here.ctl("mount", here.project, "--scan")
+        with here.client() as cog:
+            workspace = here.workspace(cog)
+            thread = cog.create_thread("chat", workspace=workspace)
+            self.snapshot = thread.user_message("one", id="m1", wait_for="sealed").file_checkpoint.snapshot_id
+            file.write_text("later\n")
+            thread.user_message("two", id="m2", wait_for="sealed")
+            workspace.restore(self.snapshot)
+            workspace.undo()
+        here.kill_daemon()
+        here.start("restore.applied")
+        with here.client() as cog, contextlib.suppress(Unavailable):
+            cog.thread("chat").rewind("m1", files=True, before=True)
+        self.away = self.base / "away"
+        here.project.rename(self.away)
+        here.start()
+
+    def look(self, cog: Client) -> None:
+        self.thread = cog.thread("chat")
+        (self.workspace,) = cog.workspaces()
+        self.guard = Guard(cog, [self.away])
