@@ -386,6 +386,33 @@ def test_a_restore_on_a_full_workspace(here: Site) -> None:
         here.ctl("daemon", "stop")
 
 
+@pytest.mark.parametrize("scan", [False, True], ids=["mounted", "scanned"])
+def test_a_restore_gives_room_back_before_it_needs_it(here: Site, scan: bool) -> None:
+    """Each file is written beside the old one, and of all orders in which they can be one is enough."""
+    large, small = 4 << 20, 10
+    snapshot_has = {"a": large, "b": large, "c": 0, "d": 2 * small, "e": small, "f": small}
+    now_has = {"a": small, "b": 0, "c": large, "d": large, "e": large, "f": 0}
+    with mounted(here.project, "-t", "tmpfs", "-o", "size=16m", "tmpfs"):
+        for name, size in snapshot_has.items():
+            if size:
+                (here.project / name).write_bytes(os.urandom(size))
+        here.ctl("mount", here.project, *(["--scan"] if scan else []))
+        here.daemon_pid()
+        with here.client() as cog:
+            snapshot = here.workspace(cog).checkpoint(wait_for="sealed")
+            for name, size in now_has.items():
+                (here.project / name).unlink(missing_ok=True)
+                if size:
+                    (here.project / name).write_bytes(os.urandom(size))
+            (here.project / "node_modules").mkdir()
+            fill(here.project / "node_modules", 400_000)
+            here.workspace(cog).restore(snapshot.id)
+            assert not differences(of_snapshot(snapshot), describe(here.project), [b""])
+            here.workspace(cog).undo()
+            assert {name for name, size in now_has.items() if size} < set(os.listdir(here.project))
+        here.ctl("daemon", "stop")
+
+
 def test_a_recovery_on_a_full_workspace_goes_back(here: Site) -> None:
     with mounted(here.project, "-t", "tmpfs", "-o", "size=6m", "tmpfs"):
         here.mount()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cogfs.client import AlreadyExists, Client, NotFound, ValidationError
-from cogfs.v1 import thread_pb2
+from cogfs.v1 import snapshot_pb2, thread_pb2
 from tests.e2e.ctl import Ctl
 
 
@@ -159,6 +159,23 @@ def test_sdk_as_the_readme_shows_it(cog: Client, project: Path) -> None:
     assert thread.refresh().message.leaf_id == last.id
 
 
+def test_a_rewind_of_files_that_are_right_changes_nothing(cog: Client, project: Path) -> None:
+    ws = cog.mount(project)
+    thread = cog.create_thread("chat", workspace=ws)
+    thread.user_message("one")
+    (project / "README").write_text("changed\n")
+    second = thread.user_message("two")
+    before = thread.refresh().message
+    for dry_run in (True, False):
+        report = thread.rewind(second.id, files=True, memory=False, dry_run=dry_run)
+        assert not report.files.restore.files and not report.files.safety_snapshot_id
+        assert thread.refresh().message == before
+    # The files still follow from where the conversation is.
+    assert thread.user_message("three").files_follow
+    with pytest.raises(ValidationError, match="there was none"):
+        ws.undo()
+
+
 def test_sdk_snapshots(cog: Client, project: Path) -> None:
     ws = cog.mount(os_bytes(project), exclude=["*.log"], max_file_bytes=-1)
     assert ws.message.options.max_file_bytes == -1
@@ -183,6 +200,23 @@ def test_sdk_snapshots(cog: Client, project: Path) -> None:
         cog.workspace(id=ws.id)
     with pytest.raises(NotFound):
         cog.snapshot(first.id)
+
+
+def test_sdk_is_told_how_far_a_restore_is(cog: Client, project: Path) -> None:
+    ws = cog.mount(project)
+    files = [project / f"f{number}" for number in range(7)]
+    for file in files:
+        file.write_text(f"before {file.name}\n")
+    first = ws.checkpoint(wait_for="sealed")
+    for file in files:
+        file.write_text("after\n")
+    phase = snapshot_pb2.RestoreProgress
+    told: list[tuple[int, int, int]] = []
+    for dry_run, phases in ((True, [phase.VERIFYING]), (False, [phase.VERIFYING, phase.APPLYING])):
+        told.clear()
+        first.restore(dry_run=dry_run, progress=lambda step: told.append((step.phase, step.done, step.total)))
+        steps = [(one, number, len(files)) for one in phases for number in range(1, len(files) + 1)]
+        assert told == [(phase.PLANNING, 0, 0), *steps]
 
 
 def test_sdk_restores_a_snapshot_in_its_own_workspace_alone(cog: Client, project: Path) -> None:

@@ -319,9 +319,11 @@ class Machine(RuleBasedStateMachine):
             assert list(report.conversation.cut) == [one.id for one in cut]
             return report.files.restore
 
-        self._go(message.kept, [], (self.leaf, leaf), call, repeatable=False)
+        changed = self._go(message.kept, [], (self.leaf, leaf), call, repeatable=False)
+        # Files that were right already still follow, where they did.
+        stays = leaf is self.leaf and not changed
+        self.follows = (exact and memory) or (stays and self.follows)
         self.leaf = leaf
-        self.follows = exact and memory
         self._check_branch()
 
     @precondition(lambda self: self.mounted and self.leaf)
@@ -456,8 +458,8 @@ class Machine(RuleBasedStateMachine):
         call: Callable[[bool], common_pb2.RestoreReport],
         *,
         repeatable: bool = True,
-    ) -> None:
-        """A way back, first dry and then done by ``call``, and all that has to hold."""
+    ) -> bool:
+        """A way back, first dry and then done by ``call``, and all that has to hold. Whether it changed a file."""
         self._check()
         before = describe(self.shadow)
         left = LeftAlone(os.fsencode(self.mountpoint), self.limit)
@@ -489,6 +491,7 @@ class Machine(RuleBasedStateMachine):
             assert not again.restored and not again.deleted, "what was restored differs from its snapshot"
         if changed:
             self._follow()
+        return bool(changed)
 
     def _planned(self, before: Tree, call: Callable[[bool], common_pb2.RestoreReport]) -> common_pb2.RestoreReport:
         """The plan, when nothing is in the way any more."""

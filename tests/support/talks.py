@@ -280,8 +280,9 @@ class World(Generic[F]):
 
     # --- ways back ----------------------------------------------------------------------------------------------------
 
-    def restore(self, kept: Kept[F], talk: Talk[F] | None = None, leaf: str = "") -> None:
-        """A workspace gets the files of a snapshot, in a rewind or its undo if there is a ``talk``."""
+    def restore(self, kept: Kept[F], talk: Talk[F] | None = None, leaf: str = "") -> bool:
+        """A workspace gets the files of a snapshot, in a rewind or its undo if there is a ``talk``. Whether any file
+        changes."""
         before = self.files[kept.place]
         way = Way(before, kept, kept if before == kept.files else None)
         if talk is not None:
@@ -289,6 +290,7 @@ class World(Generic[F]):
         if before != kept.files or (talk is not None and talk.leaf != leaf):
             self.ways[kept.place] = way
         self.files[kept.place] = kept.files
+        return before != kept.files
 
     def rewind(self, talk_id: str, point: str, *, files: bool, memory: bool, before: bool = False) -> None:
         """To an entry of the active branch; with ``before`` to what it follows, and to its own files."""
@@ -299,8 +301,9 @@ class World(Generic[F]):
             leaf = talk.said[point].parent if before else point
         cut = leaf != talk.leaf
         if found is not None:
-            self.restore(found[0], talk, leaf)
-            talk.follows = found[1] and memory
+            # Files that were right already still follow, where they did.
+            stays = not self.restore(found[0], talk, leaf) and not cut
+            talk.follows = (found[1] and memory) or (stays and talk.follows)
         elif cut:
             talk.follows = False
         talk.leaf = leaf

@@ -31,6 +31,7 @@ from cogfs.store.ids import new_id
 from cogfs.store.rows import Writer
 from cogfs.store.schema import JournalRow, Kind, RecoveryRow, SnapshotRow, TreeEntry
 from cogfs.store.steps import step
+from cogfs.store.store import Store
 from cogfs.v1 import snapshot_pb2
 from cogfs.v1.reasons import Reason
 
@@ -48,26 +49,27 @@ def silent(phase: snapshot_pb2.RestoreProgress.Phase.ValueType, done: int, total
     """A ``Progress`` that tells nobody."""
 
 
+def verify(store: Store, plan: Plan, progress: Progress = silent, *, kept: bool = False) -> None:
+    """Every content that the plan brings back is there and is what its hash says; with ``kept`` also what it takes
+    away, which the safety snapshot alone has then. Store errors."""
+    wanted = set()
+    for one in plan.steps:
+        if one.before is not None and one.after is not None and one.before.hash == one.after.hash:
+            continue
+        for entry in (one.after, one.before if kept else None):
+            if entry is not None and entry.kind is Kind.FILE:
+                wanted.add(entry.hash)
+    for done, name in enumerate(sorted(wanted)):
+        store.verify_file(name)
+        progress(Phase.VERIFYING, done + 1, len(wanted))
+
+
 class Completion:
     """The second half of a restore of one workspace. Used under its lock."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._store = workspace.store
-
-    def verify(self, plan: Plan, progress: Progress, *, kept: bool = False) -> None:
-        """Every content that the plan brings back is there and is what its hash says; with ``kept`` also what it takes
-        away, which the safety snapshot alone has then."""
-        wanted = set()
-        for one in plan.steps:
-            if one.before is not None and one.after is not None and one.before.hash == one.after.hash:
-                continue
-            for entry in (one.after, one.before if kept else None):
-                if entry is not None and entry.kind is Kind.FILE:
-                    wanted.add(entry.hash)
-        for done, name in enumerate(sorted(wanted)):
-            self._store.verify_file(name)
-            progress(Phase.VERIFYING, done + 1, len(wanted))
 
     # --- carrying out -------------------------------------------------------------------------------------------------
 
@@ -307,7 +309,7 @@ class Completion:
             # What others changed while nothing kept them from it is theirs: a restore that could not be made leaves it.
             self._leave(plan, self._unknown(actual, target, safety, allowed, unkept=True))
         if not back:
-            self.verify(plan, silent)
+            verify(self._store, plan)
         self._execute(link, journal, plan, lambda done, total: None)
         outcome = RecoveryRow("back" if back else "forward", target.id, safety.id, time.time_ns(), why)
         self._finish(link, journal, outcome)

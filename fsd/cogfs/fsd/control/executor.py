@@ -28,6 +28,8 @@ Progress = Callable[[int, int], None]
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
+#: Bits of a size that do not count where files are put in an order by it: those below a MiB.
+_LARGE = 20
 
 
 def by_descriptor(fd: int) -> bytes:
@@ -116,15 +118,15 @@ class Executor:
                     if step.after is None:
                         self._advance()
             reach.forget()
-            grouped = {path for members in self._plan.groups.values() for path in members}
             for step in steps:
-                if step.after is None:
-                    continue
-                self.at = step.path
-                if step.after.kind is Kind.DIRECTORY:
+                if step.after is not None and step.after.kind is Kind.DIRECTORY:
+                    self.at = step.path
                     self._make_directory(step)
-                elif step.path not in grouped or not step.after.link_group:
-                    self._place(step, step.after)
+            grouped = {path for members in self._plan.groups.values() for path in members}
+            for step, after in self._by_room():
+                if step.path not in grouped or not after.link_group:
+                    self.at = step.path
+                    self._place(step, after)
                     self._advance()
             for group, members in self._plan.groups.items():
                 self._link_group(group, members)
@@ -137,6 +139,23 @@ class Executor:
             self._close_opened({step.path for step in steps})
 
     # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _by_room(self) -> list[tuple[Step, TreeEntry]]:
+        """What becomes a file or a link, in an order in which nothing needs room that something after it gives: first
+        what gives back at least what it needs, the least needy before the others; then what gives back most.
+
+        Small ones are all alike, and stay in the order of their directories.
+        """
+
+        def rank(pair: tuple[Step, TreeEntry]) -> tuple[bool, int]:
+            step, after = pair
+            needs = after.size >> _LARGE
+            gives = step.before.size >> _LARGE if step.before is not None and not self._goes_first(step) else 0
+            return (True, -gives) if needs > gives else (False, needs)
+
+        steps = ((step, step.after) for step in self._plan.steps)
+        placed = [(step, after) for step, after in steps if after is not None and after.kind is not Kind.DIRECTORY]
+        return sorted(placed, key=rank)
 
     @staticmethod
     def _goes_first(step: Step) -> bool:

@@ -236,7 +236,7 @@ class Forks:
             return self._into(request, branch, thread_id, row, found, snapshot, passage, occupied_by)
         if request.dry_run:
             copies = self._copies(branch, here.id, None, wait=False)
-            plan = self._new_places.preview(spot, snapshot)
+            plan = self._new_places.preview(spot, snapshot, occupied_by)
             files = ForkedFiles(plan, found.entry.id, found.exact, "", spot.root, len(copies.rows))
             rows = _copied(branch, thread_id, "", copies, follow=found.exact)
             return self._forked(request, rows, passage, files)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +16,8 @@ import structlog
 
 from cogfs.fsd.control import mounts, roots
 from cogfs.fsd.control.capture import read_xattrs
-from cogfs.fsd.control.errors import CogfsError, from_os_error, invalid, show
+from cogfs.fsd.control.completion import verify
+from cogfs.fsd.control.errors import BusyBy, CogfsError, from_os_error, invalid, show
 from cogfs.fsd.control.executor import refuse_what_is_not_ours
 from cogfs.fsd.control.faults import as_cogfs_error
 from cogfs.fsd.control.planner import Planner
@@ -99,8 +101,8 @@ class NewPlaces:
                 Reason.DENIED, f"user {os.geteuid()}, as whom cogfsd runs, may make no directory in {show(parent)}"
             )
 
-    def preview(self, spot: Spot, target: SnapshotRow) -> Outcome:
-        """What a restore of ``target`` in the new workspace would report. Makes nothing."""
+    def preview(self, spot: Spot, target: SnapshotRow, who: Sequence[BusyBy]) -> Outcome:
+        """What a restore of ``target`` in the new workspace would report; ``who`` is in its way. Makes nothing."""
         assert target.root is not None
         root_fd = os.open(os.path.dirname(spot.root) if spot.missing else spot.root, _OPEN)
         try:
@@ -108,7 +110,8 @@ class NewPlaces:
             refuse_what_is_not_ours(root_fd, plan)
         finally:
             os.close(root_fd)
-        return outcome(target.id, plan, [], dry_run=True)
+        verify(self._store, plan)
+        return outcome(target.id, plan, list(who), dry_run=True)
 
     def _empty(self, fd: int, spot: Spot) -> TreeEntry:
         """The directory as it will be recorded. ``fd``: itself, or where it is to be made."""

@@ -17,7 +17,7 @@ import structlog
 
 from cogfs.fsd.channel import Frozen
 from cogfs.fsd.control.beneath import beneath, split
-from cogfs.fsd.control.completion import Completion, Phase, Progress, silent
+from cogfs.fsd.control.completion import Completion, Phase, Progress, silent, verify
 from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, show
 from cogfs.fsd.control.executor import refuse_what_is_not_ours
 from cogfs.fsd.control.occupancy import Touched, blocking, occupants
@@ -85,6 +85,8 @@ class Request:
     thread: ThreadRow | None = None
     #: The thread's row before it.
     thread_before: ThreadRow | None = None
+    #: Where no file changes, the thread's row does not, either.
+    thread_stays: bool = False
     #: Refuse to change what the safety snapshot cannot hold, although it is kept elsewhere (see ``_leave_unread``).
     to_be_undone: bool = False
     #: Runs, tool calls and commands in the way, told in a dry run; without one they have refused it (``passage``).
@@ -135,16 +137,16 @@ class Restoration:
                 # From here on the guard keeps others out, and what does not concern the restore goes on.
                 workspace.guard(link, restore_id, touched.changed | touched.directories, touched.above)
         done = outcome(target.id, plan, who, dry_run=request.dry_run)
-        completion = Completion(workspace)
         if safety is None:
             if not request.dry_run:
                 self._commit_rows(request, target, paths)
-            elif request.probing:
-                completion.verify(plan, silent, kept=True)
+            # A dry run is refused for it, too; else the plan is empty.
+            verify(store, plan, progress, kept=request.probing)
             return done
+        completion = Completion(workspace)
         try:
             passed = self._passed(link, request)
-            completion.verify(plan, progress, kept=True)
+            verify(store, plan, progress, kept=True)
             journal = self._journal(request, restore_id, target, safety, paths)
             with store.write() as writer:
                 writer.put_journal(journal)
@@ -372,7 +374,7 @@ class Restoration:
                 request.fork.finish(writer)
             return
         thread, before = request.thread, request.thread_before
-        if thread is None or before is None:
+        if thread is None or before is None or request.thread_stays:
             return
         with self._store.write() as writer:
             move_leaf(writer, thread)

@@ -304,7 +304,7 @@ class Threads:
         """
 
         def attempt(passage: Passage, dry: bool) -> Rewound:
-            told = silent if dry else progress
+            told = silent if passage.probing else progress
             return self._rewind(thread_id, to_entry_id, files, memory, before, workspace_id, agents, passage, dry, told)
 
         return self._passages.rewind(thread_id, attempt, dry_run=dry_run, force=force, calling_run=calling_run)
@@ -365,6 +365,8 @@ class Threads:
             dropping = bool(conversation.cut)
             leaf = point if memory else thread.leaf_id
             after = self._moved(thread, leaf, follow=found.exact and memory)
+            # Files that are right already still follow, where they did.
+            stays = leaf == thread.leaf_id and thread.files_follow >= after.files_follow
             request = Request(
                 snapshot.id,
                 dry_run=dry_run,
@@ -372,6 +374,7 @@ class Threads:
                 busy_reason=Reason.WORKSPACE_BUSY,
                 thread=after,
                 thread_before=thread,
+                thread_stays=stays,
                 to_be_undone=True,
                 occupied_by=occupied_by,
                 probing=passage.probing,

@@ -107,7 +107,8 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
             def attempt(passage: Passage, dry_run: bool) -> Outcome:
                 occupied_by = passage.enter("", workspace.id)
                 asked = replace(wanted, dry_run=dry_run, occupied_by=occupied_by, probing=passage.probing)
-                return Restoration(workspace).restore(asked, silent if dry_run else progress)
+                # What is only tried before something is stopped for it is not told of.
+                return Restoration(workspace).restore(asked, silent if passage.probing else progress)
 
             return self._engine.passages.restore(attempt, dry_run=wanted.dry_run, force=wanted.force)
 
