@@ -43,8 +43,7 @@ class World:
             (root / name).write_text("before\n")
         (root / "turned").mkdir()
         (root / "turned" / "x").touch()
-        self.here.mount()
-        self.workspace = self.here.workspace(self.cog)
+        self.workspace = self.cog.mount(root)
         self.chat = self.cog.create_thread("chat", workspace=self.workspace, agent="coder")
         self.m1 = self._say(self.chat, "m1")
         self._sessions()
@@ -328,20 +327,18 @@ class UnfinishedWorld:
         self.base = here.base
         file = here.project / "file"
         file.write_text("before\n")
-        here.start()
-        here.ctl("mount", here.project, "--scan")
+        # A restore and its undo come first.
+        assert here.start("restore.applied:3") is not None
         with here.client() as cog:
-            workspace = here.workspace(cog)
+            workspace = cog.mount(here.project, scan=True)
             thread = cog.create_thread("chat", workspace=workspace)
             self.snapshot = thread.user_message("one", id="m1", wait_for="sealed").file_checkpoint.snapshot_id
             file.write_text("later\n")
             thread.user_message("two", id="m2", wait_for="sealed")
             workspace.restore(self.snapshot)
             workspace.undo()
-        here.kill_daemon()
-        here.start("restore.applied")
-        with here.client() as cog, contextlib.suppress(Unavailable):
-            cog.thread("chat").rewind("m1", files=True, before=True)
+            with contextlib.suppress(Unavailable):
+                thread.rewind("m1", files=True, before=True)
         self.away = self.base / "away"
         here.project.rename(self.away)
         here.start()
