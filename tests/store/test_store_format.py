@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from cogfs.store import codec, trees
 from cogfs.store.errors import Corrupt, NotFound
 from cogfs.store.hashing import hash_object
-from cogfs.store.objects import Location, Recovered
+from cogfs.store.location import Location
+from cogfs.store.objects import Recovered
 from cogfs.store.packs import Packs
 from cogfs.store.records import (
     PACK_HEADER_SIZE,

@@ -14,8 +14,9 @@ import msgspec
 from cogfs.store.database import Database, Table
 from cogfs.store.errors import Corrupt, NotFound, StoreError
 from cogfs.store.hashing import HASH_SIZE
+from cogfs.store.location import Location
 from cogfs.store.naming import Root, roots
-from cogfs.store.objects import Location, Objects
+from cogfs.store.objects import Objects
 from cogfs.store.packs import Packs
 from cogfs.store.reach import Affected, Interrupted, Reach
 from cogfs.store.records import NO_BASE, RECORD_HEADER_SIZE, parse_record_header

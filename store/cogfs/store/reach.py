@@ -47,15 +47,19 @@ class Reach:
                         raise Interrupted
 
     def _named_by(self, name: Hash) -> list[Hash]:
+        below: list[Hash] = []
         try:
             location = self._objects.locate(name)
-            base = [location.base] if location.base != NO_BASE else []
-            if location.kind == ObjectKind.BLOB:
-                return base
-            return base + [one for one, _ in children(self._objects, name, location.kind) if one not in self.live]
+            if location.base != NO_BASE:
+                below.append(location.base)
+                broken = self._objects.broken(name, location)
+                if broken:
+                    raise Corrupt(f"object {name.hex()} is damaged: {broken}", name)
+            if location.kind != ObjectKind.BLOB:
+                below += [one for one, _ in children(self._objects, name, location.kind) if one not in self.live]
         except StoreError as error:
             self.bad[name] = str(error)
-            return []
+        return below
 
 
 def children(objects: Objects, name: Hash, kind: ObjectKind) -> Iterator[tuple[Hash, bytes]]:
