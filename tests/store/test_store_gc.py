@@ -96,8 +96,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "label",
     [
-        "gc.marked", "gc.copied", "pack.create", "pack.header", "pack.append", "pack.appended", "pack.sync",
-        "pack.directory", "index.write", "index.commit", "index.committed", "gc.given-up", "pack.remove",
+        "gc.marked", "gc.loosened", "gc.copied", "pack.create", "pack.header", "pack.append", "pack.appended",
+        "pack.sync", "pack.directory", "index.write", "index.commit", "index.committed", "gc.given-up", "pack.remove",
         "pack.removed", "gc.forget",
     ],
 )  # fmt: skip

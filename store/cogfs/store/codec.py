@@ -19,11 +19,11 @@ _LARGE = 128 * 1024
 _SAMPLE = 8 * 1024
 _SAMPLES = 4
 
-#: By the size of the larger of object and base: the level, and what differs from it. A lower one forgets the beginning
-#: of a long base before it comes to the end; the last one is for the largest of directories.
+#: By the size of the larger of object and base: the level, and what differs from it. Without larger tables, the
+#: beginning of a long base is forgotten before its end comes.
 _DELTA_LEVELS: tuple[tuple[int, int, dict[str, int]], ...] = (
-    (1024 * 1024, 6, {}),
-    (4 * 1024 * 1024, 9, {}),
+    (512 * 1024, 6, {}),
+    (4 * 1024 * 1024, 3, {"hash_log": 22}),
     (16 * 1024 * 1024, 3, {"hash_log": 23}),
 )
 #: More than that is not compressed against a base.

@@ -162,7 +162,7 @@ class Collection:
         loose: dict[Hash, Location] = {}
         for name, location in self._objects.with_base():
             if sweep.keeps(name, location):
-                reach.mark((location.base,))
+                reach.mark_base(location.base)
             else:
                 loose[name] = location
         return {name: location for name, location in loose.items() if name not in reach.live}

@@ -76,7 +76,8 @@ class Repair:
         self._packs = packs
         self._edit = edit
         self._report = Repaired()
-        #: Good copies in other places than the index says.
+        #: Objects that are where the index says, and good copies in other places.
+        self._good: set[Hash] = set()
         self._others: dict[Hash, Location] = {}
         #: Copies that cannot be decoded yet, since their base is damaged or missing: it may come again.
         self._unproved: list[tuple[Hash, Location]] = []
@@ -136,8 +137,6 @@ class Repair:
 
     def _correct_index(self) -> None:
         """Gives each object whose place in the index is wrong that of a good copy, and drops it where there is none."""
-        good: set[Hash] = set()
-        bases: set[Hash] = set()
         for number, end in sorted(self._objects.ends().items()):
             for record in self._packs.salvage(number, end):
                 header = record.header
@@ -147,44 +146,57 @@ class Repair:
                 if location.is_delta:
                     self._unproved.append((header.hash, location))
                 elif _is_whole(record):
-                    self._sort(header.hash, location, good)
-        for name, location in self._prove():
-            bases.add(location.base)
-            self._sort(name, location, good)
-        self._report.intact = len(good)
+                    self._sort(header.hash, location)
+        bases = {location.base for location in self._prove()}
+        self._report.intact = len(self._good)
         for name, row in list(self._pairs(Table.OBJECTS)):
-            if name not in good:
+            if name not in self._good:
                 self._correct(name, row)
         for name in bases:
             if self._objects.find(name) is None and name in self._others:
                 self._put_back(name, self._others[name])
 
-    def _sort(self, name: Hash, location: Location, good: set[Hash]) -> None:
+    def _sort(self, name: Hash, location: Location) -> None:
         """There is a good copy of an object at ``location``."""
         if self._objects.indexed(name) == location:
-            good.add(name)
+            self._good.add(name)
         else:
             self._others[name] = location
 
-    def _prove(self) -> list[tuple[Hash, Location]]:
-        """Those of the unproved copies that can be decoded to what they say they are, bases first."""
+    def _prove(self) -> list[Location]:
+        """Finds out which of the unproved copies are good: bases first, and what is stored against them then. What can
+        be decoded though its base is not whole is put anew without it. Gives the places of those that were proved."""
         proved = []
-        waiting = self._unproved
-        while True:
+        strictly = True
+        while self._unproved:
             left = []
-            for name, location in waiting:
-                chain = chains.follow(self._copy_of, name, location)
-                try:
-                    chains.read(self._packs, chain)
-                except Corrupt:
+            for name, location in self._unproved:
+                data = None
+                if not strictly or location.base in self._good or location.base in self._others:
+                    data = self._decoded(name, location)
+                if data is None:
                     left.append((name, location))
-                else:
-                    proved.append((name, location))
-                    self._others.setdefault(name, location)
-            if len(left) in (0, len(waiting)):
-                self._unproved = left
-                return proved
-            waiting = left
+                elif strictly:
+                    proved.append(location)
+                    self._sort(name, location)
+                elif name not in self._good:
+                    self._objects.renew(name, location.kind, data)
+                    self._good.add(name)
+                    self._report.found += 1
+            if len(left) < len(self._unproved):
+                strictly = True
+            elif strictly:
+                strictly = False
+            else:
+                break
+            self._unproved = left
+        return proved
+
+    def _decoded(self, name: Hash, location: Location) -> bytes | None:
+        try:
+            return chains.read(self._packs, chains.follow(self._copy_of, name, location))
+        except Corrupt:
+            return None
 
     def _copy_of(self, name: Hash) -> Location | None:
         return self._others.get(name) or self._objects.find(name)
@@ -237,8 +249,7 @@ class Repair:
 
     def _needed_and_bad(self, more_roots: Callable[[], Iterable[Root]]) -> dict[Hash, str]:
         """What is needed and not there, once all that has a copy in some pack has its row again."""
-        for name, location in self._prove():
-            self._others[name] = location
+        self._prove()
         while True:
             reach = Reach(self._objects)
             reach.mark(root.name for root in roots(self._database))

@@ -488,7 +488,8 @@ class Store:
             if self._place.version < FORMAT_VERSION:
                 self._place.upgrade()
             if version < FORMAT_VERSION:
-                step("index.upgrade")
+                with translated("bringing its index to a new format"):
+                    step("index.upgrade")
                 self._set_version()
         except (NoSpace, StoreIO):
             return False

@@ -98,7 +98,7 @@ class Workspace:
         """``pool`` reads files into the store, ``urgent`` those that a call in the mount waits for."""
         self.store = store
         self.pool = pool
-        self.ahead = Ahead(store)
+        self.ahead = Ahead(store, workspace_id)
         self.elsewhere = Elsewhere(store, workspace_id)
         self.sealer = Sealer(store, pool, urgent, workspace_id, undo_log, self.ahead, self.elsewhere)
         self.id = workspace_id
