@@ -111,6 +111,13 @@ def test_index_row_bytes() -> None:
     assert Location.decode(delta.encode()) == delta
 
 
+def test_payload_against_a_base() -> None:
+    base = b"".join(b"line %d\n" % index for index in range(60))
+    frame = bytes.fromhex("28b52ffd0000bd000040616e6f7468657220040060ef4501e70008789c4dad20")
+    data = base.replace(b"line 30\n", b"another line\n")
+    assert codec.decode(codec.Codec.ZSTD_DELTA, frame, len(data), base) == data
+
+
 # --- round trips
 
 names = st.binary(min_size=1, max_size=12).filter(lambda name: not re.search(rb"[/\0]|^\.\.?$", name))
