@@ -357,6 +357,7 @@ class Recorder:
         frame = _Frame(work.path, name, fd, work.inode, parent, old)
         if work.made:
             self._forget_former(work.inode)
+            self._take_former(frame, None)
         try:
             for other, row in frame.old.items():
                 if other not in names:
@@ -469,8 +470,7 @@ class Recorder:
         self, path: bytes, name: bytes, fd: int, inode: int, parent: int, above: _Frame | None = None
     ) -> _Frame:
         frame = _Frame(path, name, fd, inode, parent, self._book.directory(inode))
-        if frame.tree == NO_HASH and above is not None:
-            self._take_former(frame, above.hash_of(name))
+        self._take_former(frame, above)
         try:
             names = self._names_in(fd)
             if not self._asof.present:
@@ -489,8 +489,16 @@ class Recorder:
             raise
         return frame
 
-    def _take_former(self, frame: _Frame, tree: Hash) -> None:
-        """Another directory was recorded in the place of one that is not."""
+    def _take_former(self, frame: _Frame, above: _Frame | None) -> None:
+        """Of a directory that is not recorded: another one may be in its place. ``above`` is the one that holds it,
+        where that is being recorded too."""
+        if frame.tree != NO_HASH or frame.parent == frame.inode:
+            return
+        if above is not None:
+            tree = above.hash_of(frame.name)
+        else:
+            row = self._book.row(frame.parent, frame.name)
+            tree = row.entry.hash if row is not None else NO_HASH
         if tree == NO_HASH:
             return
         with suppress(StoreError):
