@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHMARKS = ("burst_loop", "checkpoint", "workload")
+BENCHMARKS = ("burst_loop", "checkpoint", "history", "workload")
 
 
 def main() -> int:

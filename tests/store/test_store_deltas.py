@@ -15,7 +15,7 @@ import pytest
 
 from cogfs.store import chains, codec, steps
 from cogfs.store.check import AffectedPath
-from cogfs.store.chunking import CHUNK_THRESHOLD, PIECE_SIZE
+from cogfs.store.chunking import CHUNK_THRESHOLD
 from cogfs.store.codec import Codec
 from cogfs.store.database import Table
 from cogfs.store.errors import Corrupt, NotFound
@@ -112,7 +112,7 @@ def test_directories_and_lists_of_pieces(store: Store) -> None:
     assert where(store, first).stored > 30_000
     assert store.read_tree(second).entries == tuple(entries)
 
-    data = noise(1, CHUNK_THRESHOLD + PIECE_SIZE // 2)
+    data = noise(1, CHUNK_THRESHOLD + 500_000)
     large, size = store.put_content(reader(data), len(data))
     changed = data[:3_000_000] + b"changed" + data[3_000_007:]
     other, _ = store.put_content(reader(changed), size, large)
