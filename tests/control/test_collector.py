@@ -95,7 +95,7 @@ def test_a_log_that_cannot_be_read_keeps_everything(store: Store, places: Places
 
 def test_what_was_captured_ahead_is_read_again_when_it_is_gone(store: Store, places: Places) -> None:
     name = store.put_blob(b"ahead" * 100)
-    ahead = Ahead(store)
+    ahead = Ahead(store, "w")
     status = Status(7, 0o100644, 0, 0, 1, 500, 1, 1)
     known = ahead._due(status)
     assert known is not None

@@ -326,6 +326,56 @@ def test_an_update_reads_only_what_was_written(place: Directory) -> None:
     assert moved is not None and place.store.read_blob(moved.hash) == b"1"
 
 
+def _is_delta(place: Directory, root: TreeEntry, path: bytes) -> bool:
+    found = find(place.store, root, path)
+    assert found is not None
+    return place.store._objects.locate(found.hash).is_delta
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_what_changed_is_stored_against_what_was_recorded_of_it(place: Directory, scan: bool) -> None:
+    texts = {name: random.Random(name).randbytes(3000).hex() for name in ("edited", "replaced", "moved", "d/below")}
+    (place.root / "d").mkdir()
+    for name, text in texts.items():
+        (place.root / name).write_text(text)
+    for number in range(40):
+        (place.root / "d" / f"{number}").write_text(str(number))
+    place.scan()
+    watched = Watched(place.root)
+    (place.root / "edited").write_text(texts["edited"] + "more")
+    watched.content("edited")
+    # As editors save.
+    (place.root / "new").write_text(texts["replaced"] + "more")
+    watched.made("new")
+    os.rename(place.root / "new", place.root / "replaced")
+    watched.moved("new", "replaced")
+    os.rename(place.root / "moved", place.root / "elsewhere")
+    watched.moved("moved", "elsewhere")
+    (place.root / "elsewhere").write_text(texts["moved"] + "more")
+    watched.content("elsewhere")
+    # Another directory comes in the place of one.
+    shutil.copytree(place.root / "d", place.root / "copy")
+    os.rename(place.root / "d", place.root.parent / f"{place.root.name}-gone")
+    os.rename(place.root / "copy", place.root / "d")
+    (place.root / "d/below").write_text(texts["d/below"] + "more")
+    watched.entry("d")
+    watched.made("d")
+    for path in (place.root / "d").iterdir():
+        watched.made(f"d/{path.name}")
+    shutil.rmtree(place.root.parent / f"{place.root.name}-gone")
+    recorded = place.scan() if scan else place.update(*watched.dirty())
+    changed = [b"edited", b"replaced", b"d", b"d/below", *([] if scan else [b"elsewhere"])]
+    assert {path: _is_delta(place, recorded.root, path) for path in changed} == dict.fromkeys(changed, True)
+    for changed_path, text in (
+        (b"edited", texts["edited"]),
+        (b"elsewhere", texts["moved"]),
+        (b"d/below", texts["d/below"]),
+    ):
+        found = find(place.store, recorded.root, changed_path)
+        assert found is not None
+        assert place.store.read_blob(found.hash).decode() == text + "more"
+
+
 def test_a_directory_that_left_and_came_back_is_looked_at_again(place: Directory) -> None:
     rules = Rules(("out/",), ANY_SIZE)
     (place.root / "d").mkdir()

@@ -283,8 +283,8 @@ def test_a_file_that_changes_while_it_is_read(
     log.write_text("x")
     inode, put_file, seen = log.stat().st_ino, scanned.store.put_file, []
 
-    def changing(fd: int, size_hint: int) -> tuple[bytes, int]:
-        found = put_file(fd, size_hint)
+    def changing(fd: int, size_hint: int, base: bytes) -> tuple[bytes, int]:
+        found = put_file(fd, size_hint, base)
         if os.fstat(fd).st_ino == inode:
             seen.append(found)
             if len(seen) <= changes:

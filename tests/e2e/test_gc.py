@@ -41,7 +41,8 @@ def test_what_was_pruned_gives_its_space_back(daemon: Ctl, project: Path, cog: C
     # It came in within the last hour.
     assert daemon.json("gc")["objects_dropped"] == 0
     done = daemon.json("gc", "--grace", "0s")
-    assert done["objects_dropped"] >= 10
+    # Their directories may be what later ones are stored against.
+    assert done["objects_dropped"] >= 5
     assert done["deferred"] == ""
     # But for the header of the pack that took what stays.
     assert before - _packs(daemon) == done["bytes_freed"] - PACK_HEADER_SIZE > 4_000_000

@@ -22,12 +22,19 @@ from tests.store.rows import snapshot_row
 
 PACK_LIMIT = 60_000
 MAP_SIZE = 256 * 1024
-FILES = 6
+FILES = 7
+#: One that is like that of the snapshot before, and is put against it.
+VERSIONS = 6
 
 
 def content(snapshot: int, index: int) -> bytes:
+    if index == VERSIONS:
+        lines = [random.Random(f"line {line}").randbytes(20).hex() for line in range(40)]
+        for version in range(max(0, snapshot - 20), snapshot + 1):
+            lines[version % len(lines)] = f"changed in {version}"
+        return "\n".join(lines).encode()
     # The last two are those of some neighbours, too.
-    source = random.Random(f"{snapshot // 5 if index > FILES - 3 else snapshot} {index}")
+    source = random.Random(f"{snapshot // 5 if index > VERSIONS - 3 else snapshot} {index}")
     return source.randbytes([0, 300, 2500, 4000, 9000, 700][index])
 
 
@@ -36,14 +43,23 @@ def open_store(path: Path) -> Store:
 
 
 def fill(store: Store, first: int, count: int) -> None:
+    like: list[bytes] = []
+    above = b""
     for number in range(first, first + count):
-        entries = []
+        entries: list[TreeEntry] = []
         for index in range(FILES):
             data = content(number, index)
-            entries.append(TreeEntry(b"%d" % index, Kind.FILE, size=len(data), hash=store.put_blob(data)))
-        tree = store.put_tree([TreeEntry(b"below", Kind.DIRECTORY, hash=store.put_tree(entries))])
+            entries.append(TreeEntry(b"%d" % index, Kind.FILE, size=len(data), hash=put(store, data, index, like)))
+        below = store.put_tree(entries, like[-1] if like else b"")
+        above = store.put_tree([TreeEntry(b"below", Kind.DIRECTORY, hash=below)], above)
+        like = [*(entry.hash for entry in entries), below]
+        tree = above
         with store.write() as rows:
             rows.put_snapshot(snapshot_row(f"s{number:04}", tree))
+
+
+def put(store: Store, data: bytes, index: int, like: list[bytes]) -> bytes:
+    return store.put_blob(data, like[index] if like else b"")
 
 
 def thin_out(store: Store) -> None:

@@ -31,13 +31,25 @@ from cogfs.store.store import Store
 
 PACK_LIMIT = 100_000
 MAP_SIZE = 256 * 1024
-BLOBS = 5
+BLOBS = 6
+#: Of these one that is like that of the round before, and is put against it.
+VERSIONS = 5
 
 
 def content(number: int, index: int) -> bytes:
+    if index == VERSIONS:
+        return versions(number)
     size = [0, 10, 3000, 40_000, 90_000][index]
     source = random.Random(f"{number} {index}")
     return source.randbytes(size) if index % 2 else source.randbytes(size // 20 + 1) * 20
+
+
+def versions(number: int) -> bytes:
+    """A text of which each version has a few lines that the one before has not."""
+    lines = [random.Random(f"line {index}").randbytes(40).hex() for index in range(60)]
+    for version in range(max(0, number - 20), number + 1):
+        lines[version % len(lines)] = f"changed in {version}"
+    return "\n".join(lines).encode()
 
 
 def open_store(path: Path) -> Store:
@@ -64,13 +76,22 @@ def check(store: Store) -> int:
 def work(path: Path, count: int) -> None:
     with open_store(path) as store:
         start = check(store)
+        last, last_tree = b"", b""
+        if start:
+            with store.read() as reader:
+                last_tree = bytes.fromhex(list(reader.entries("t"))[-1].content)
+            last = store.read_tree(last_tree).entries[VERSIONS].hash
         for number in range(start, start + count):
-            names = [store.put_blob(content(number, index)) for index in range(BLOBS)]
+            names = [store.put_blob(content(number, index)) for index in range(VERSIONS)]
+            names.append(store.put_blob(content(number, VERSIONS), last))
+            last = names[-1]
             if number % 2:
                 store.sync()
             tree = store.put_tree(
-                [TreeEntry(b"%d" % index, Kind.FILE, 0o644, 0, name) for index, name in enumerate(names)]
+                [TreeEntry(b"%d" % index, Kind.FILE, 0o644, 0, name) for index, name in enumerate(names)],
+                last_tree,
             )
+            last_tree = tree
             with store.write() as rows:
                 parent = f"e{number - 1}" if number else ""
                 rows.put_entry(EntryRow(f"e{number}", "t", parent, EntryKind.USER, tree.hex(), "{}", 0, number))

@@ -39,21 +39,33 @@ def content(snapshot: int, index: int) -> bytes:
 
 
 def paths(snapshot: int) -> dict[bytes, bytes]:
-    return {b"below/%d" % index: content(snapshot, index) for index in range(8)} | {b"top": content(snapshot, 9)}
+    files = {b"below/%d" % index: content(snapshot, index) for index in range(8)}
+    return files | {b"below/versions": version(snapshot), b"top": content(snapshot, 9)}
+
+
+def version(number: int) -> bytes:
+    """Each is like the one before."""
+    lines = [random.Random(f"line {index}").randbytes(20).hex() for index in range(40)]
+    for changed in range(number + 1):
+        lines[changed * 7 % len(lines)] = f"changed in {changed}"
+    return "\n".join(lines).encode()
 
 
 def fill(store: Store, count: int) -> None:
     with store.write() as rows:
         rows.put_workspace(WorkspaceRow("w", b"/nowhere", b"", WorkspaceOptions(), 0))
+    like: dict[bytes, bytes] = {}
     for number in range(count):
         files = paths(number)
         below = [
-            TreeEntry(path[6:], Kind.FILE, size=len(data), hash=store.put_blob(data))
+            TreeEntry(path[6:], Kind.FILE, size=len(data), hash=store.put_blob(data, like.get(path[6:], b"")))
             for path, data in sorted(files.items())
             if path.startswith(b"below/")
         ]
         top = TreeEntry(b"top", Kind.FILE, size=len(files[b"top"]), hash=store.put_blob(files[b"top"]))
-        tree = store.put_tree([TreeEntry(b"below", Kind.DIRECTORY, hash=store.put_tree(below)), top])
+        inner = store.put_tree(below, like.get(b"", b""))
+        like = {entry.name: entry.hash for entry in below} | {b"": inner}
+        tree = store.put_tree([TreeEntry(b"below", Kind.DIRECTORY, hash=inner), top])
         with store.write() as rows:
             rows.put_snapshot(snapshot_row(f"s{number}", tree))
 

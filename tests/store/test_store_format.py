@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from cogfs.store import codec, trees
 from cogfs.store.errors import Corrupt, NotFound
 from cogfs.store.hashing import hash_object
-from cogfs.store.objects import Location, Recovered
+from cogfs.store.location import Location
+from cogfs.store.objects import Recovered
 from cogfs.store.packs import Packs
 from cogfs.store.records import (
     PACK_HEADER_SIZE,
@@ -108,6 +109,13 @@ def test_index_row_bytes() -> None:
     assert delta.encode() == plain.encode()[:-1] + b"\x02" + b"\x22" * 32
     assert Location.decode(plain.encode()) == plain
     assert Location.decode(delta.encode()) == delta
+
+
+def test_payload_against_a_base() -> None:
+    base = b"".join(b"line %d\n" % index for index in range(60))
+    frame = bytes.fromhex("28b52ffd0000bd000040616e6f7468657220040060ef4501e70008789c4dad20")
+    data = base.replace(b"line 30\n", b"another line\n")
+    assert codec.decode(codec.Codec.ZSTD_DELTA, frame, len(data), base) == data
 
 
 # --- round trips

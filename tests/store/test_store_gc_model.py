@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cogfs.store import steps
-from cogfs.store.records import PACK_HEADER_SIZE, RECORD_HEADER_SIZE
+from cogfs.store.records import NO_BASE, PACK_HEADER_SIZE, RECORD_HEADER_SIZE
 from cogfs.store.schema import Kind, TreeEntry
 from cogfs.store.store import Store
 from tests.store.rows import snapshot_row
@@ -30,12 +30,17 @@ STEPS = (
     "index.commit",
     "index.committed",
     "gc.marked",
+    "gc.loosened",
     "gc.copied",
     "gc.given-up",
     "pack.remove",
     "pack.removed",
     "gc.forget",
 )
+
+#: Steps at which the collection holds no lock.
+QUIET_STEPS = ("gc.marked", "gc.loosened", "gc.copied", "gc.given-up", "pack.remove", "gc.forget")
+TEXT = bytes(range(256))
 
 
 class CollectionMachine(RuleBasedStateMachine):
@@ -72,6 +77,23 @@ class CollectionMachine(RuleBasedStateMachine):
         if self.operation is not None:
             self.held.add(name)
 
+    @precondition(lambda self: self.blobs)
+    @rule(data=st.data(), edit=st.binary(min_size=1, max_size=9), growing=st.integers(0, 2))
+    def put_like(self, data: st.DataObject, edit: bytes, growing: int) -> None:
+        """Against another one, which may be gone."""
+        like = data.draw(st.sampled_from(sorted(self.blobs)))
+        self.put_edited(like, edit, growing)
+
+    def put_edited(self, like: bytes, edit: bytes, growing: int) -> bytes:
+        old = self.blobs[like]
+        place = len(old) * growing // 2
+        new = (TEXT if len(old) < 200 else b"") + old[:place] + edit + old[place + (growing == 1) :]
+        name = self.store.put_blob(new, like)
+        self.blobs[name] = new
+        if self.operation is not None:
+            self.held.add(name)
+        return name
+
     @precondition(lambda self: self.operation is None)
     @rule()
     def begin(self) -> None:
@@ -96,7 +118,8 @@ class CollectionMachine(RuleBasedStateMachine):
             [
                 TreeEntry(b"%d" % index, Kind.FILE, size=len(self.blobs[name]), hash=name)
                 for index, name in enumerate(names)
-            ]
+            ],
+            data.draw(st.sampled_from(sorted(self.trees))) if self.trees else b"",
         )
         self.trees[tree] = tuple(names)
         self.held.add(tree)
@@ -122,16 +145,16 @@ class CollectionMachine(RuleBasedStateMachine):
             return
         assert not done.deferred
         if grace == 0:
-            assert done.live == len(self.needed())
+            assert done.live == len(self.grounded())
         if thorough and grace == 0:
             self.nothing_is_left_over()
 
     def nothing_is_left_over(self) -> None:
-        assert {name for name, _ in self.store._objects.located(b"", 100_000)} == self.needed()
+        assert {name for name, _ in self.store._objects.located(b"", 100_000)} == self.grounded()
         size = sum(where.end - where.offset for _, where in self.store._objects.located(b"", 100_000))
         files = list((self.place / "packs").iterdir())
         assert sum(path.stat().st_size for path in files) == size + len(files) * PACK_HEADER_SIZE
-        assert size >= RECORD_HEADER_SIZE * len(self.needed())
+        assert size >= RECORD_HEADER_SIZE * len(self.grounded())
 
     @rule(label=st.sampled_from(STEPS), passing=st.integers(0, 4), thorough=st.booleans())
     def killed_while_collecting(self, label: str, passing: int, thorough: bool) -> None:
@@ -156,6 +179,34 @@ class CollectionMachine(RuleBasedStateMachine):
         self.store.collect(grace=0, thorough=True)
         self.nothing_is_left_over()
 
+    @precondition(lambda self: self.blobs)
+    @rule(data=st.data(), label=st.sampled_from(QUIET_STEPS), thorough=st.booleans())
+    def put_while_collecting(self, data: st.DataObject, label: str, thorough: bool) -> None:
+        """What is put meanwhile, new or again, is there, whatever it was put against."""
+        self.end()
+        likes = data.draw(st.lists(st.sampled_from(sorted(self.blobs)), min_size=1, max_size=3))
+        put: list[bytes] = []
+
+        def hook(passed: str) -> None:
+            if passed == label and not put:
+                for like in likes:
+                    put.append(self.put_edited(like, b"meanwhile", 1))
+                    put.append(self.put_edited(put[-1], b"again", 1))
+                    put.append(self.store.put_blob(self.blobs[like], put[-1]))
+
+        with steps.on_step(hook):
+            assert not self.store.collect(grace=0, thorough=thorough).deferred
+        for name in put:
+            assert self.store.read_blob(name) == self.blobs[name]
+        self.check()
+
+    @rule()
+    def check(self) -> None:
+        """Whatever is there, needed or not, is whole."""
+        found = self.store.check(data=True)
+        assert [one for one in found.problems if one.check != "snapshots"] == []
+        assert found.affected == []
+
     @rule()
     def restart(self) -> None:
         self.end()
@@ -166,6 +217,21 @@ class CollectionMachine(RuleBasedStateMachine):
         found: set[bytes] = set()
         for tree in self.snapshots.values():
             found |= {tree, *self.trees[tree]}
+        return found
+
+    def grounded(self) -> set[bytes]:
+        """What is needed, with all that it is stored against."""
+        found = set()
+        waiting = list(self.needed())
+        while waiting:
+            name = waiting.pop()
+            if name in found:
+                continue
+            found.add(name)
+            location = self.store._objects.find(name)
+            assert location is not None
+            if location.base != NO_BASE:
+                waiting.append(location.base)
         return found
 
     @invariant()

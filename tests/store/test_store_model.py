@@ -28,6 +28,7 @@ from cogfs.store.schema import (
 from cogfs.store.store import Store
 
 few = st.sampled_from(["a", "ab", "b", "ü"])
+TEXT = bytes(range(256))
 FAILING = ("pack.create", "pack.append", "pack.appended", "pack.sync", "pack.directory", "index.write", "index.commit")
 
 
@@ -66,6 +67,20 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.binary(max_size=300), times=st.sampled_from([1, 1, 30]))
     def put(self, data: bytes, times: int) -> None:
         self.objects[self.store.put_blob(data * times)] = data * times
+
+    @precondition(lambda self: self.objects)
+    @rule(data=st.data(), edit=st.binary(min_size=1, max_size=9), where=st.integers(0, 2))
+    def put_like(self, data: st.DataObject, edit: bytes, where: int) -> None:
+        like = data.draw(st.sampled_from(sorted(self.objects)))
+        old = self.objects[like]
+        place = len(old) * where // 2
+        new = (TEXT if len(old) < 200 else b"") + old[:place] + edit + old[place + (where == 1) :]
+        self.objects[self.store.put_blob(new, like)] = new
+
+    @rule()
+    def check(self) -> None:
+        found = self.store.check(data=True)
+        assert [one for one in found.problems if one.check not in {"snapshots", "conversations"}] == []
 
     @rule()
     def sync(self) -> None:

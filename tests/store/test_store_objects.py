@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import array
+import io
 import os
 import random
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cogfs.store import codec
-from cogfs.store.chunking import CHUNK_THRESHOLD, PIECE_SIZE
+from cogfs.store.chunking import CHUNK_THRESHOLD, MAX_PIECE, MIN_PIECE, cut
 from cogfs.store.errors import Corrupt, NotFound, StoreError
 from cogfs.store.schema import Kind, ObjectKind, ThreadRow, Tree, TreeEntry
 from cogfs.store.store import Store
@@ -93,7 +94,7 @@ def test_trees_come_back(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [0, 1, 4095, CHUNK_THRESHOLD - 1, CHUNK_THRESHOLD, CHUNK_THRESHOLD + 1, 5 * PIECE_SIZE, 5 * PIECE_SIZE + 3]
+    "size", [0, 1, 4095, CHUNK_THRESHOLD - 1, CHUNK_THRESHOLD, CHUNK_THRESHOLD + 1, 5 * MAX_PIECE, 9_000_000]
 )
 def test_files_come_back_whatever_the_hint(store: Store, scratch: int, size: int) -> None:
     data = noise(size, size)
@@ -112,17 +113,73 @@ def test_files_come_back_whatever_the_hint(store: Store, scratch: int, size: int
 
 
 def test_the_pieces_of_a_changed_large_file_are_shared(store: Store, scratch: int) -> None:
-    data = bytearray(noise(5, 8 * PIECE_SIZE))
+    data = bytearray(noise(5, 8_000_000))
     fill(scratch, bytes(data))
     store.put_file(scratch, len(data))
     before = store.stats()
-    data[3 * PIECE_SIZE] ^= 1
+    data[3_000_000] ^= 1
     fill(scratch, bytes(data))
     name, _ = store.put_file(scratch, len(data))
     after = store.stats()
     assert after.objects == before.objects + 2
-    assert after.pack_bytes - before.pack_bytes < PIECE_SIZE + 4096
+    assert after.pack_bytes - before.pack_bytes < MAX_PIECE + 4096
     assert b"".join(store.read_file(name)) == data
+
+
+def pieces_of(data: bytes) -> list[int]:
+    return [len(piece) for piece in cut(io.BytesIO(data).read)]
+
+
+def test_where_files_are_cut() -> None:
+    """Held, since each large file would be stored once more if they were cut elsewhere."""
+    data = noise(1, 6_000_000)
+    assert pieces_of(data) == [876678, 645098, 582614, 1247151, 518824, 899174, 530460, 358303, 307533, 34165]
+    # What is put in moves no cut but the next.
+    inserted = data[:3_000_000] + b"inserted" + data[3_000_000:]
+    assert pieces_of(inserted) == [
+        876678, 645098, 582614, 1247159, 518824, 899174, 530460, 358303, 307533, 34165,
+    ]  # fmt: skip
+    assert pieces_of(bytes(3_500_000)) == [MAX_PIECE, MAX_PIECE, 3_500_000 - 2 * MAX_PIECE]
+    assert pieces_of(b"") == []
+    assert pieces_of(b"x") == [1]
+
+
+@pytest.mark.parametrize("size", [MIN_PIECE, MAX_PIECE, 8 * 1024 * 1024 - 1, 8 * 1024 * 1024, 20_000_001])
+def test_pieces_do_not_depend_on_how_they_are_read(size: int) -> None:
+    data = noise(size, size)
+    pieces = list(cut(io.BytesIO(data).read))
+    assert b"".join(pieces) == data
+    assert all(MIN_PIECE <= len(piece) <= MAX_PIECE for piece in pieces[:-1])
+    # From any cut on, they are the same.
+    rest = data[len(pieces[0]) :]
+    assert list(cut(io.BytesIO(rest).read)) == pieces[1:]
+
+
+def test_a_large_file_that_is_appended_to(store: Store) -> None:
+    part = noise(7, 1 << 20)
+    size = 1 << 28
+
+    def reader(length: int) -> Callable[[int, int], bytes]:
+        def read(count: int, offset: int) -> bytes:
+            count = min(count, length - offset)
+            if count <= 0:
+                return b""
+            number, start = divmod(offset, len(part))
+            # Each part of it is another one, and cheap to make.
+            return (number.to_bytes(8) + part[8:])[start : start + count]
+
+        return read
+
+    first, read = store.put_content(reader(size), size)
+    assert read == size
+    before = store.stats().pack_bytes
+    second, read = store.put_content(reader(size + 1024), size, first)
+    assert read == size + 1024
+    assert store.stats().pack_bytes - before < 100_000
+    # Also without being told what it is like.
+    third, _ = store.put_content(reader(size + 2048), size)
+    assert store.stats().pack_bytes - before < 2 << 20
+    assert len({first, second, third}) == 3
 
 
 def test_a_file_that_cannot_be_read_is_an_error_of_the_system(store: Store, tmp_path: Path) -> None:

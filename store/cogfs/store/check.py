@@ -14,11 +14,12 @@ import msgspec
 from cogfs.store.database import Database, Table
 from cogfs.store.errors import Corrupt, NotFound, StoreError
 from cogfs.store.hashing import HASH_SIZE
+from cogfs.store.location import Location
 from cogfs.store.naming import Root, roots
-from cogfs.store.objects import Location, Objects
+from cogfs.store.objects import Objects
 from cogfs.store.packs import Packs
 from cogfs.store.reach import Affected, Interrupted, Reach
-from cogfs.store.records import NO_BASE, RECORD_HEADER_SIZE, parse_record_header
+from cogfs.store.records import RECORD_HEADER_SIZE, parse_record_header
 from cogfs.store.rows import Reader, decodes
 from cogfs.store.schema import Hash, SnapshotState
 
@@ -309,6 +310,5 @@ def record_trouble(objects: Objects, packs: Packs, name: Hash, location: Locatio
         location.base,
     ):
         return "is not what the index says"
-    if location.base != NO_BASE and objects.find(location.base) is None:
-        return f"needs object {location.base.hex()}, which is not there"
-    return ""
+    broken = objects.broken(name, location)
+    return f"cannot be decoded: {broken}" if broken else ""

@@ -24,11 +24,13 @@ class Exists(StoreError):
 
 
 class Corrupt(StoreError):
-    """What is stored is not what was put. ``object_hash`` names the object, where it is one."""
+    """What is stored is not what was put. ``object_hash`` names the object, where it is one, and ``source`` the one
+    that it cannot be read without and that is damaged, which may be another."""
 
-    def __init__(self, message: str, object_hash: bytes = b"") -> None:
+    def __init__(self, message: str, object_hash: bytes = b"", source: bytes = b"") -> None:
         super().__init__(message)
         self.object_hash = object_hash
+        self.source = source
 
 
 class NoSpace(StoreError):

@@ -6,6 +6,10 @@ that have been replaced since, and if they put them into rows again, these are n
 that begin later is marked, noted, or new: put or kept since. The last two are marked as well, and that is *decided*:
 from then on what is left counts as absent for those who put (``Objects.sweep``), so that nobody comes to need it.
 
+**Bases.** What is needed needs its base. What is kept for being new does as well, though nothing has marked it, so its
+base is marked; and nothing is put any more against what is going to be dropped. Of what is to be dropped, all that has
+a base goes first, those before their bases: so at no moment has the index an object whose base it has not.
+
 **Sweep.** Of a pack, what is needed is copied to the pack that grows, some records at a time. Each time the bytes are
 synced, and one commit names the copies and drops what is not needed. The last commit says that the pack is empty; only
 then is its file removed, and at last the row that said so. Packs of which nothing is needed come first, since they
@@ -27,8 +31,9 @@ from typing import NamedTuple
 
 from cogfs.store.database import Change, Database, Table
 from cogfs.store.errors import Corrupt, StoreError
+from cogfs.store.location import Location
 from cogfs.store.naming import Root, roots
-from cogfs.store.objects import Location, Objects, Sweep
+from cogfs.store.objects import Objects, Sweep
 from cogfs.store.packs import Packs
 from cogfs.store.reach import Affected, Interrupted, Reach
 from cogfs.store.records import PACK_HEADER_SIZE
@@ -131,9 +136,10 @@ class Collection:
             reach.mark([name for name in touched if self._objects.find(name) is not None])
             reach.mark(root.name for root in more_roots())
             reach.mark(list(named()))
+            loose = self._ground(sweep, reach)
             self._report.live = len(reach.live)
             if self._may_drop(reach.bad, more_roots):
-                self._sweep(sweep, thorough, goes_on)
+                self._sweep(sweep, loose, thorough, goes_on)
         except Interrupted:
             self._report.deferred = "it was told to stop"
         except StoreError as error:
@@ -150,6 +156,16 @@ class Collection:
         # Those first: what they name leaves them only when a row has it.
         yield from more_roots()
         yield from roots(self._database)
+
+    def _ground(self, sweep: Sweep, reach: Reach) -> dict[Hash, Location]:
+        """Marks the bases of what is kept for being new; gives what has a base and is to be dropped."""
+        loose: dict[Hash, Location] = {}
+        for name, location in self._objects.with_base():
+            if sweep.keeps(name, location):
+                reach.mark_base(location.base)
+            else:
+                loose[name] = location
+        return {name: location for name, location in loose.items() if name not in reach.live}
 
     # --- what cannot be read
 
@@ -179,16 +195,18 @@ class Collection:
 
     # --- sweeping
 
-    def _sweep(self, sweep: Sweep, thorough: bool, goes_on: Callable[[], bool]) -> None:
+    def _sweep(self, sweep: Sweep, loose: dict[Hash, Location], thorough: bool, goes_on: Callable[[], bool]) -> None:
         growing = self._packs.end()[0]
         found = self._look(sweep)
         chosen = self._choose(found, growing, thorough)
         if not chosen:
             return
-        for number in chosen:
+        # Of a pack that is left it is known later how much of it is of no use.
+        for number in chosen | {location.pack for location in loose.values()}:
             self._packs.leave(number)
         # Nothing is appended to them any more, and what was put into them meanwhile is in the index from here on.
         self._edit(lambda change: None)
+        self._drop_loose(loose, goes_on)
         waiting = sorted(chosen, key=lambda number: found[number].live_bytes)
         while waiting:
             group = [waiting.pop(0)]
@@ -199,6 +217,15 @@ class Collection:
             for number, pack in self._places(set(group)).items():
                 self._empty(number, pack, sweep, goes_on)
         self._forget_removed()
+
+    def _drop_loose(self, loose: dict[Hash, Location], goes_on: Callable[[], bool]) -> None:
+        """Drops what has a base, each before its base."""
+        order = sorted(loose.items(), key=lambda item: _depth(item[0], loose), reverse=True)
+        for start in range(0, len(order), _STEP_RECORDS):
+            if not goes_on():
+                raise Interrupted
+            step("gc.loosened")
+            self._drop(order[start : start + _STEP_RECORDS], 0)
 
     def _look(self, sweep: Sweep) -> dict[int, _Pack]:
         """All packs that the index knows."""
@@ -303,3 +330,12 @@ class Collection:
         step("gc.forget")
         self._edit(edit)
         self._objects.forgotten(removed)
+
+
+def _depth(name: Hash, loose: dict[Hash, Location]) -> int:
+    """How many of ``loose`` the object needs, itself included."""
+    depth = 0
+    while depth <= len(loose) and (location := loose.get(name)) is not None:
+        depth += 1
+        name = location.base
+    return depth

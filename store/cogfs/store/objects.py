@@ -11,21 +11,31 @@ While a collection sweeps (``Sweep``), an object that it is going to drop counts
 it is put anew, elsewhere. It can still be read until its pack is removed. An object that was copied to another pack is
 pending like one that was put, so it is read from there at once, and the commit that names it there drops nothing else.
 A reader that looked a place up before looks again when it fails.
+
+**Deltas.** An object may be put against another one of its kind, its *base*, without which it cannot be decoded. The
+base is there before it, in the packs and in the index, and stays as long as it does:
+
+- It is put so only while the base stays (looked at under ``_lock``, which a collection takes to say what it keeps). A
+  collection that began before finds it, and keeps the base for its sake.
+- What has a record already is put anew without a base, whatever is wrong with that record. So no object comes to need
+  itself: the bases of what is put now were all there when it was not.
+- A delta of which a base is gone or damaged counts as absent for those who put or keep it.
 """
 
 from __future__ import annotations
 
-import struct
+import errno
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cogfs.store import codec
+from cogfs.store import chains, codec
 from cogfs.store.database import Change, Database, Table, View, check_number
-from cogfs.store.errors import Corrupt, NotFound, StoreError, of_system, translated
-from cogfs.store.hashing import HASH_SIZE, hash_object
+from cogfs.store.errors import Corrupt, NotFound, StoreError, StoreIO, of_system, translated
+from cogfs.store.hashing import hash_object
+from cogfs.store.location import Location, has_base
 from cogfs.store.packs import Packs, Record
 from cogfs.store.recent import Position, Recent
 from cogfs.store.records import (
@@ -39,44 +49,14 @@ from cogfs.store.records import (
 from cogfs.store.schema import Hash, ObjectKind
 from cogfs.store.steps import step
 
-#: Pack, offset of the record's header, length of the payload, raw length, kind, codec; then the base, if there is one.
-_ROW = struct.Struct("<IQQQBB")
 _PACK_KEY_SIZE = 4
 _END_SIZE = 8
 #: The end of a pack whose objects are elsewhere, and whose file is to be removed or is.
 _REMOVED = 0
 #: About what one object takes of the index.
 _ROW_COST = 160
-
-
-class Location(NamedTuple):
-    """Where an object is, and in what form."""
-
-    pack: int
-    offset: int
-    stored: int
-    raw: int
-    kind: ObjectKind
-    codec: int
-    base: Hash = NO_BASE
-
-    def encode(self) -> bytes:
-        """The row of the index."""
-        row = _ROW.pack(self.pack, self.offset, self.stored, self.raw, self.kind, self.codec)
-        return row if self.base == NO_BASE else row + self.base
-
-    @classmethod
-    def decode(cls, row: bytes) -> Location:
-        """ValueError when ``row`` is not one of the index."""
-        if len(row) not in {_ROW.size, _ROW.size + HASH_SIZE}:
-            raise ValueError(f"a row of {len(row)} bytes")
-        pack, offset, stored, raw, kind, codec_number = _ROW.unpack_from(row)
-        return cls(pack, offset, stored, raw, ObjectKind(kind), codec_number, row[_ROW.size :] or NO_BASE)
-
-    @property
-    def end(self) -> int:
-        """Offset of the first byte after the record."""
-        return self.offset + RECORD_HEADER_SIZE + self.stored
+#: Rows of the index that are read in one transaction.
+_ROWS = 5000
 
 
 @dataclass
@@ -130,6 +110,10 @@ class Objects:
         #: Objects of which a read has found that what is stored is not what was put.
         self._damaged: set[Hash] = set()
         self._sweep: Sweep | None = None
+        #: Counts what may make an object absent that was there, or present where ``find`` has looked already.
+        self._epoch = 0
+        #: Whether objects may be put against others: the format of the store has to allow it.
+        self.deltas = False
         self._ends: dict[int, int] = {}
         #: Packs that are to be removed, or were, and have a row that says so.
         self._removed: set[int] = set()
@@ -151,7 +135,16 @@ class Objects:
 
         def take(record: Record) -> bool:
             header = record.header
-            data = codec.decode(header.codec, record.payload, header.raw)
+            base = b""
+            if header.codec == codec.Codec.ZSTD_DELTA and header.base != NO_BASE:
+                try:
+                    base = self.read(header.base, header.kind)
+                except (NotFound, Corrupt):
+                    # It is lost with its base; what follows it is not.
+                    return False
+                except StoreIO as error:
+                    raise OSError(errno.EIO, str(error)) from error
+            data = codec.decode(header.codec, record.payload, header.raw, base)
             if hash_object(header.kind, data) != header.hash:
                 raise ValueError("the content of a record does not match its hash")
             if header.hash in self._pending or view.get(Table.OBJECTS, header.hash) is not None:
@@ -168,23 +161,87 @@ class Objects:
 
     # --- objects
 
-    def put(self, kind: ObjectKind, data: bytes | memoryview) -> Hash:
-        """Puts the object and returns its name. Nothing is written when it is there already."""
+    def put(self, kind: ObjectKind, data: bytes | memoryview, base: Hash = NO_BASE) -> Hash:
+        """Puts the object and returns its name. Nothing is written when it is there already.
+
+        ``base`` is one that is like it, if any: an earlier version. It need not be there.
+        """
         name = hash_object(kind, data)
         if self.keep(name):
             return name
-        used_codec, payload = codec.encode(data)
-        header = record_header(kind, used_codec, name, len(data), payload)
         self.recent.pass_by()
-        with self._lock:
-            there = self._pending.get(name)
-            if there is None or name in self._damaged or not self._stays(name, there):
-                pack, offset = self._packs.append(header, payload)
-                self._pending[name] = Location(pack, offset, len(payload), len(data), kind, used_codec)
-                self._damaged.discard(name)
+        if base == NO_BASE or not self.deltas or not self._put_against(base, name, kind, data):
+            used_codec, payload = codec.encode(data)
+            header = record_header(kind, used_codec, name, len(data), payload)
+            with self._lock:
+                self._append(name, kind, used_codec, header, payload, len(data))
         # Where it is says that it is new.
         self.recent.untouch(name)
         return name
+
+    def _append(
+        self,
+        name: Hash,
+        kind: ObjectKind,
+        used_codec: int,
+        header: bytes,
+        payload: bytes | memoryview,
+        raw: int,
+        base: Hash = NO_BASE,
+    ) -> None:
+        """Appends a record, unless the object has come meanwhile. Under ``_lock``."""
+        there = self._pending.get(name)
+        if there is None or name in self._damaged or not self._stays(name, there):
+            pack, offset = self._packs.append(header, payload)
+            self._pending[name] = Location(pack, offset, len(payload), raw, kind, used_codec, base)
+            self._damaged.discard(name)
+
+    def _put_against(self, wanted: Hash, name: Hash, kind: ObjectKind, data: bytes | memoryview) -> bool:
+        """Puts an object against ``wanted``, or another in its chain, if it can be; whether it was put."""
+        try:
+            base = self._choose_base(wanted, name, kind)
+            base_data = self.read(base, kind) if base != NO_BASE else b""
+        except StoreError:
+            return False  # Whatever it is, this object does not need the other.
+        if base == NO_BASE:
+            return False
+        used_codec, payload = codec.encode_against(data, base_data)
+        against = base if used_codec == codec.Codec.ZSTD_DELTA else NO_BASE
+        header = record_header(kind, used_codec, name, len(data), payload, base=against)
+        while True:
+            epoch = self._epoch
+            try:
+                where = self.find(base)
+                if where is None or self.find(name) is not None:
+                    return False
+            except Corrupt:
+                return False
+            with self._lock:
+                if self._epoch != epoch:
+                    continue
+                if base in self._damaged or not self._stays(base, where):
+                    return False
+                self._append(name, kind, used_codec, header, payload, len(data), against)
+                return True
+
+    def _choose_base(self, wanted: Hash, name: Hash, kind: ObjectKind) -> Hash:
+        """What to put an object against: ``wanted``, or the last of its chain where that is as long as it may be."""
+        where = self.find(wanted)
+        if where is None or where.kind != kind or where.raw > codec.DELTA_LIMIT or not self._is_founded(wanted, where):
+            return NO_BASE
+        chain = chains.follow(self.find, wanted, where)
+        if any(link.name == name for link in chain.links):
+            return NO_BASE
+        return chain.links[0 if chain.depth < chains.MAX_DEPTH else -1].name
+
+    def _is_founded(self, name: Hash, location: Location) -> bool:
+        """Whether nothing that the object is decoded from is missing or known to be damaged."""
+        if name in self._damaged:
+            return False
+        if not location.is_delta:
+            return True
+        chain = chains.follow(self.find, name, location)
+        return not chain.broken and not any(link.name in self._damaged for link in chain.links)
 
     def keep(self, name: Hash) -> bool:
         """Whether the object is there and not known to be damaged; then it stays until a row may have named it
@@ -195,7 +252,7 @@ class Objects:
             location = self.find(name)
         except Corrupt:
             return False
-        return location is not None and name not in self._damaged and self._stays(name, location)
+        return location is not None and self._stays(name, location) and self._is_founded(name, location)
 
     def _stays(self, name: Hash, location: Location) -> bool:
         sweep = self._sweep
@@ -226,30 +283,22 @@ class Objects:
 
     def read(self, name: Hash, kind: ObjectKind) -> bytes:
         """The raw bytes, verified. NotFound, or Corrupt naming the object."""
-        location = self.locate(name, kind)
+        chain = chains.follow(self.find, name, self.locate(name, kind))
         while True:
             try:
-                return self._load(name, location)
+                return chains.read(self._packs, chain)
             except StoreError as error:
-                # A collection may have moved it, and removed the pack, since its place was looked up.
-                now = self.locate(name, kind)
-                if now == location:
+                # A collection may have moved some of it, and removed the pack, since it was looked up.
+                now = chains.follow(self.find, name, self.locate(name, kind))
+                if now == chain:
                     if isinstance(error, Corrupt):
-                        self._damaged.add(name)
+                        self._damaged.update((name, error.source or name))
                     raise
-                location = now
+                chain = now
 
-    def _load(self, name: Hash, location: Location) -> bytes:
-        try:
-            payload = self._packs.read(location.pack, location.offset + RECORD_HEADER_SIZE, location.stored)
-            data = codec.decode(location.codec, payload, location.raw)
-        except ValueError as error:
-            raise Corrupt(f"object {name.hex()} is damaged: it cannot be decoded ({error})", name) from error
-        except Corrupt as error:
-            raise Corrupt(f"object {name.hex()} is damaged: {error}", name) from error
-        if hash_object(location.kind, data) != name:
-            raise Corrupt(f"object {name.hex()} is damaged: its content does not match its hash", name)
-        return data
+    def broken(self, name: Hash, location: Location) -> str:
+        """Why an object cannot be decoded, as far as the index tells; empty: it can."""
+        return chains.follow(self.find, name, location).broken
 
     # --- commits; one thread at a time
 
@@ -297,6 +346,7 @@ class Objects:
             for name, location in batch.objects.items():
                 if self._pending.get(name) is location:
                     del self._pending[name]
+            self._epoch += 1
 
     def _move_suspects(self) -> None:
         """Writes what is pending in a suspect pack to another one, while its bytes can still be read."""
@@ -304,15 +354,13 @@ class Objects:
             if location.pack not in self._suspect:
                 continue
             try:
-                data = self._load(name, location)
+                head, payload = self._record(name, location)
             except StoreError as error:
                 raise Corrupt(
                     f"object {name.hex()} could not be written to disk and is lost; start the daemon again", name
                 ) from error
-            used_codec, payload = codec.encode(data)
-            header = record_header(location.kind, used_codec, name, len(data), payload)
-            pack, offset = self._packs.append(header, payload)
-            self._pending[name] = Location(pack, offset, len(payload), len(data), location.kind, used_codec)
+            pack, offset = self._packs.append(head, payload)
+            self._pending[name] = location._replace(pack=pack, offset=offset)
         for number in self._suspect:
             self._packs.forget(number)
 
@@ -320,11 +368,21 @@ class Objects:
 
     def sweep(self, sweep: Sweep | None) -> None:
         """From now on, what ``sweep`` does not keep counts as absent; None: nothing any more does."""
-        self._sweep = sweep
+        with self._lock:
+            self._sweep = sweep
+            self._epoch += 1
 
     def move(self, name: Hash, location: Location) -> None:
         """Copies the record of an object to the pack that grows, from where the next commit names it. Corrupt when it
         is damaged; NoSpace and StoreIO leave everything as it was."""
+        head, payload = self._record(name, location)
+        with self._lock:
+            if name not in self._pending:
+                pack, offset = self._packs.append(head, payload, copy=True)
+                self._pending[name] = location._replace(pack=pack, offset=offset)
+
+    def _record(self, name: Hash, location: Location) -> tuple[bytes, bytes]:
+        """Header and payload of the record of an object, both checked by their CRCs and against the index. Corrupt."""
         record = self._packs.read(location.pack, location.offset, location.end - location.offset)
         head, payload = record[:RECORD_HEADER_SIZE], record[RECORD_HEADER_SIZE:]
         try:
@@ -336,10 +394,7 @@ class Objects:
                 raise ValueError("its record is of something else")
         except ValueError as error:
             raise Corrupt(f"object {name.hex()} is damaged: {error}", name) from error
-        with self._lock:
-            if name not in self._pending:
-                pack, offset = self._packs.append(head, payload, copy=True)
-                self._pending[name] = location._replace(pack=pack, offset=offset)
+        return head, payload
 
     def drop(self, dead: Iterable[tuple[Hash, Location]], change: Change) -> int:
         """Takes objects out of the index that it still has at these places. How many."""
@@ -415,6 +470,32 @@ class Objects:
                 if len(found) == limit:
                     break
         return found
+
+    def with_base(self) -> Iterator[tuple[Hash, Location]]:
+        """All objects that have a base, those that are pending first. Corrupt."""
+        with self._lock:
+            pending = [(name, where) for name, where in self._pending.items() if where.base != NO_BASE]
+        yield from pending
+        start = b""
+        while True:
+            found = []
+            count = 0
+            with self._database.view() as view:
+                for name, row in view.scan(Table.OBJECTS, start=start):
+                    count += 1
+                    start = name
+                    if has_base(row):
+                        found.append((name, row))
+                    if count == _ROWS:
+                        break
+            for name, row in found:
+                try:
+                    yield name, Location.decode(row)
+                except ValueError as error:
+                    raise Corrupt(f"the index has no valid row of object {name.hex()}: {error}", name) from error
+            if count < _ROWS:
+                return
+            start += b"\0"
 
     # --- numbers
 

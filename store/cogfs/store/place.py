@@ -47,6 +47,8 @@ class Place:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        #: The format that the store says it has.
+        self.version = FORMAT_VERSION
         with translated(f"opening {path}"):
             self._make(path)
             self._lock = self._take_lock()
@@ -120,11 +122,16 @@ class Place:
         version = text.removeprefix(_FORMAT_WORDS)
         if not text.startswith(_FORMAT_WORDS) or not version.isdecimal():
             raise UnsupportedFormat(f"{path} does not say which format the store has")
-        if int(version) != FORMAT_VERSION:
-            raise UnsupportedFormat(
-                f"the store {self.path} has format {version}, and this version of cogfs knows format"
-                f" {FORMAT_VERSION} only; use the version that wrote it, or a newer one"
-            )
+        check_version(int(version), str(self.path))
+        self.version = int(version)
+
+    def upgrade(self) -> None:
+        """Says that the store has the newest format. NoSpace and StoreIO leave it as it was."""
+        with translated(f"bringing {self.path} to a new format"):
+            step("store.upgrade")
+            self._remove_temporary()
+            self._write_format(self.path / FORMAT)
+        self.version = FORMAT_VERSION
 
     def _write_format(self, path: Path) -> None:
         temporary = path.with_name(FORMAT + _TEMPORARY)
@@ -138,6 +145,15 @@ class Place:
         os.rename(temporary, path)
         sync_directory(self.path)
         _sync_names_in(self.path.parent)
+
+
+def check_version(version: int, what: str) -> None:
+    """UnsupportedFormat unless stores of this format can be used: none of a newer one."""
+    if not 1 <= version <= FORMAT_VERSION:
+        raise UnsupportedFormat(
+            f"the store {what} has format {version}, and this version of cogfs knows formats up to"
+            f" {FORMAT_VERSION} only; use the version that wrote it, or a newer one"
+        )
 
 
 def _make_directory(path: Path) -> None:

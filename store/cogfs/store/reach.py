@@ -19,25 +19,31 @@ class Interrupted(Exception):
 
 
 class Reach:
-    """Marks what is reached. ``live`` has it, ``bad`` what of it cannot be read or is not there, and why."""
+    """Marks what is reached. ``live`` has it, ``bad`` what of it cannot be read or is not there, and why.
+
+    What others are stored against is live for its bytes alone: what a directory named that is the base of another one
+    is not reached by that.
+    """
 
     def __init__(self, objects: Objects, goes_on: Callable[[], bool] = lambda: True) -> None:
         self._objects = objects
         self._goes_on = goes_on
         self.live: set[Hash] = set()
         self.bad: dict[Hash, str] = {}
+        #: Of ``live`` what is there as a base only.
+        self._bases: set[Hash] = set()
 
     def mark(self, names: Iterable[Hash]) -> None:
         """Adds all that is reached from ``names``. Interrupted."""
         left = _STRIDE
         for root in names:
-            if root in self.live:
-                continue
             waiting = [root]
             while waiting:
                 name = waiting.pop()
                 if name in self.live:
-                    continue
+                    if name not in self._bases:
+                        continue
+                    self._bases.discard(name)
                 self.live.add(name)
                 waiting += self._named_by(name)
                 left -= 1
@@ -46,13 +52,32 @@ class Reach:
                     if not self._goes_on():
                         raise Interrupted
 
+    def mark_base(self, name: Hash) -> None:
+        """Adds what objects are stored against, and what that is stored against in turn."""
+        while name != NO_BASE and name not in self.live:
+            self.live.add(name)
+            self._bases.add(name)
+            try:
+                name = self._objects.locate(name).base
+            except StoreError as error:
+                self.bad[name] = str(error)
+                return
+
     def _named_by(self, name: Hash) -> list[Hash]:
         try:
             location = self._objects.locate(name)
-            base = [location.base] if location.base != NO_BASE else []
+            if location.base != NO_BASE:
+                self.mark_base(location.base)
+                broken = self._objects.broken(name, location)
+                if broken:
+                    raise Corrupt(f"object {name.hex()} is damaged: {broken}", name)
             if location.kind == ObjectKind.BLOB:
-                return base
-            return base + [one for one, _ in children(self._objects, name, location.kind) if one not in self.live]
+                return []
+            return [
+                one
+                for one, _ in children(self._objects, name, location.kind)
+                if one not in self.live or one in self._bases
+            ]
         except StoreError as error:
             self.bad[name] = str(error)
             return []
@@ -115,8 +140,6 @@ class Affected:
             return True
         try:
             location = self._objects.locate(name)
-            if location.base in self._bad:
-                return True
             below = list(children(self._objects, name, location.kind))
         except StoreError:
             return True

@@ -1,6 +1,7 @@
 """Repair of a store whose packs or index are damaged, while all else goes on.
 
-1. All records of all packs are read and verified, also those behind damaged ones. Where the index says of an object
+1. All records of all packs are read and verified, also those behind damaged ones; what is stored against another object
+   once that is. Where the index says of an object
    that it is where it is not, or has no row of it though something needs it, it gets the place of a good copy. What is
    in a pack that is cut off or has lost its header is moved to another one.
 2. What has no good copy is made again: a directory out of what is recorded of the workspace, and the content of a file
@@ -21,14 +22,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cogfs.store import codec, trees
+from cogfs.store import chains, codec, trees
 from cogfs.store.check import AffectedPath, Check, record_trouble
 from cogfs.store.database import Change, Database, Table
 from cogfs.store.errors import Corrupt, NotFound
 from cogfs.store.gc import Edit
 from cogfs.store.hashing import hash_object
+from cogfs.store.location import Location
 from cogfs.store.naming import Root, names_in, roots
-from cogfs.store.objects import Location, Objects
+from cogfs.store.objects import Objects
 from cogfs.store.packs import Packs, Record
 from cogfs.store.reach import Reach
 from cogfs.store.rows import decodes
@@ -74,8 +76,11 @@ class Repair:
         self._packs = packs
         self._edit = edit
         self._report = Repaired()
-        #: Good copies in other places than the index says.
+        #: Objects that are where the index says, and good copies in other places.
+        self._good: set[Hash] = set()
         self._others: dict[Hash, Location] = {}
+        #: Copies that cannot be decoded yet, since their base is damaged or missing: it may come again.
+        self._unproved: list[tuple[Hash, Location]] = []
 
     def run(self, more_roots: Callable[[], Iterable[Root]], retake: Retake) -> Repaired:
         """The whole of it. Store errors leave everything as it was, or better."""
@@ -132,23 +137,74 @@ class Repair:
 
     def _correct_index(self) -> None:
         """Gives each object whose place in the index is wrong that of a good copy, and drops it where there is none."""
-        good: set[Hash] = set()
         for number, end in sorted(self._objects.ends().items()):
             for record in self._packs.salvage(number, end):
-                if not _is_whole(record):
-                    continue
                 header = record.header
                 location = Location(
                     number, record.offset, header.stored, header.raw, header.kind, header.codec, header.base
                 )
-                if self._objects.indexed(header.hash) == location:
-                    good.add(header.hash)
-                else:
-                    self._others[header.hash] = location
-        self._report.intact = len(good)
+                if location.is_delta:
+                    self._unproved.append((header.hash, location))
+                elif _is_whole(record):
+                    self._sort(header.hash, location)
+        bases = {location.base for location in self._prove()}
+        self._report.intact = len(self._good)
         for name, row in list(self._pairs(Table.OBJECTS)):
-            if name not in good:
+            if name not in self._good:
                 self._correct(name, row)
+        for name in bases:
+            if self._objects.find(name) is None and name in self._others:
+                self._put_back(name, self._others[name])
+
+    def _sort(self, name: Hash, location: Location) -> None:
+        """There is a good copy of an object at ``location``."""
+        if self._objects.indexed(name) == location:
+            self._good.add(name)
+        else:
+            self._others[name] = location
+
+    def _prove(self) -> list[Location]:
+        """Finds out which of the unproved copies are good: bases first, and what is stored against them then. What can
+        be decoded though its base is not whole is put anew without it. Gives the places of those that were proved."""
+        proved = []
+        strictly = True
+        while self._unproved:
+            left = []
+            for name, location in self._unproved:
+                data = None
+                if not strictly or location.base in self._good or location.base in self._others:
+                    data = self._decoded(name, location)
+                if data is None:
+                    left.append((name, location))
+                elif strictly:
+                    proved.append(location)
+                    self._sort(name, location)
+                elif name not in self._good:
+                    self._objects.renew(name, location.kind, data)
+                    self._good.add(name)
+                    self._report.found += 1
+            if len(left) < len(self._unproved):
+                strictly = True
+            elif strictly:
+                strictly = False
+            else:
+                break
+            self._unproved = left
+        return proved
+
+    def _decoded(self, name: Hash, location: Location) -> bytes | None:
+        try:
+            return chains.read(self._packs, chains.follow(self._copy_of, name, location))
+        except Corrupt:
+            return None
+
+    def _copy_of(self, name: Hash) -> Location | None:
+        return self._others.get(name) or self._objects.find(name)
+
+    def _put_back(self, name: Hash, location: Location) -> None:
+        """Gives an object that has no row one again."""
+        self._edit(lambda change: self._objects.place(name, location, change))
+        self._report.found += 1
 
     def _correct(self, name: Hash, row: bytes) -> None:
         try:
@@ -193,6 +249,7 @@ class Repair:
 
     def _needed_and_bad(self, more_roots: Callable[[], Iterable[Root]]) -> dict[Hash, str]:
         """What is needed and not there, once all that has a copy in some pack has its row again."""
+        self._prove()
         while True:
             reach = Reach(self._objects)
             reach.mark(root.name for root in roots(self._database))
@@ -202,8 +259,7 @@ class Repair:
             if not again:
                 return reach.bad
             for name, where in again.items():
-                self._edit(lambda change, name=name, where=where: self._objects.place(name, where, change))  # type: ignore[misc]
-            self._report.found += len(again)
+                self._put_back(name, where)
 
     def _remake_trees(self, bad: dict[Hash, str]) -> None:
         """Directories that are recorded are put again."""

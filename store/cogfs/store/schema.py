@@ -13,8 +13,8 @@ import msgspec
 #: 32 bytes of BLAKE3.
 Hash = bytes
 
-#: The format of everything below; a store of a newer one is refused.
-FORMAT_VERSION = 1
+#: The format of everything below; a store of a newer one is refused, and one of an older one is brought to this.
+FORMAT_VERSION = 2
 
 NO_HASH = b""
 

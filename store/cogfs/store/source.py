@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cogfs.store import chunking
-
 _PROBE = 16 * 1024
+#: Bytes that are asked for at a time.
+_PART = 1024 * 1024
 
 
 class Source:
@@ -27,7 +27,7 @@ class Source:
             got += len(data)
             self._offset += len(data)
             # After a short read most likely nothing comes, and a large buffer would be made for it.
-            wanted = min(limit - got, _PROBE if len(data) < wanted else chunking.PIECE_SIZE)
+            wanted = min(limit - got, _PROBE if len(data) < wanted else _PART)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def push_back(self, data: bytes) -> None:

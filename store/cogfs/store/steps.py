@@ -33,10 +33,17 @@ STORE_STEPS = (
     "pack.discard",
 )
 
+#: Steps of the first start with a store of an older format.
+UPGRADE_STEPS = (
+    "store.upgrade",
+    "index.upgrade",
+)
+
 #: Steps of a collection, in order; between them lie those of the commits that it makes. A start after a crash may pass
 #: those of the removal of a pack.
 COLLECTION_STEPS = (
     "gc.marked",
+    "gc.loosened",
     "gc.copied",
     "gc.given-up",
     "pack.remove",

@@ -7,6 +7,8 @@ not write rows, sync or close, which is a RuntimeError, since those may have to 
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
 import threading
 from collections import deque
@@ -21,17 +23,18 @@ from typing import NamedTuple, Self
 from cogfs.store import chunking, packs, trees
 from cogfs.store.check import Check, Checked
 from cogfs.store.database import MAP_SIZE, Change, Database, Table, check_number
-from cogfs.store.errors import Corrupt, NoSpace, NotFound, StoreError, UnsupportedFormat, translated
+from cogfs.store.errors import Corrupt, NoSpace, NotFound, StoreError, StoreIO, translated
 from cogfs.store.files import sync_directory
 from cogfs.store.gc import Collected, Collection
 from cogfs.store.naming import Root, names_in
 from cogfs.store.objects import Objects, Recovered
 from cogfs.store.packs import Packs
-from cogfs.store.place import Place
+from cogfs.store.place import Place, check_version
 from cogfs.store.recent import GRACE
+from cogfs.store.records import NO_BASE
 from cogfs.store.repair import Repair, Repaired, Retake
 from cogfs.store.rows import Reader, Writer
-from cogfs.store.schema import FORMAT_VERSION, Chunks, Hash, ObjectKind, Tree, TreeEntry
+from cogfs.store.schema import FORMAT_VERSION, NO_HASH, Chunks, Hash, ObjectKind, Tree, TreeEntry
 from cogfs.store.source import Source
 from cogfs.store.steps import step
 from cogfs.store.treecache import TreeCache
@@ -74,8 +77,9 @@ class Store:
             self._database = Database(self._place.index, map_size)
             self._packs = Packs(self._place.packs, pack_limit)
             try:
-                self._check_format()
+                version = self._check_format()
                 self._objects = Objects(self._database, self._packs)
+                self._objects.deltas = self._upgrade(version)
                 # Without room for it they are left to the next start.
                 with suppress(NoSpace):
                     self._forget_removed()
@@ -121,45 +125,59 @@ class Store:
 
     # --- objects
 
-    def put_blob(self, data: bytes | memoryview) -> Hash:
+    def put_blob(self, data: bytes | memoryview, base: Hash = NO_HASH) -> Hash:
         """Puts the content of a small file. It survives the process at once, and is durable after the next ``sync`` or
         ``write``.
 
-        What a memoryview shows must not change meanwhile.
+        What a memoryview shows must not change meanwhile. ``base``, here and below: what is known to be like it,
+        such as an earlier version; then little more is stored than what differs. It need not be there.
         """
         if isinstance(data, memoryview):
             data = data.cast("B")
-        return self._objects.put(ObjectKind.BLOB, data)
+        return self._objects.put(ObjectKind.BLOB, data, base or NO_BASE)
 
-    def put_file(self, fd: int, size_hint: int) -> tuple[Hash, int]:
+    def put_file(self, fd: int, size_hint: int, base: Hash = NO_HASH) -> tuple[Hash, int]:
         """Puts all that the file holds, from its beginning whatever the offset of ``fd``.
 
         Returns the hash of its BLOB, or of its CHUNKS when it has more than ``CHUNK_THRESHOLD`` bytes, and how many
         bytes were read. ``size_hint`` only makes it fast. OSError when the file cannot be read.
         """
-        return self.put_content(partial(os.pread, fd), size_hint)
+        return self.put_content(partial(os.pread, fd), size_hint, base)
 
-    def put_content(self, read: Callable[[int, int], bytes], size_hint: int) -> tuple[Hash, int]:
+    def put_content(self, read: Callable[[int, int], bytes], size_hint: int, base: Hash = NO_HASH) -> tuple[Hash, int]:
         """The same for what ``read`` gives: up to so many bytes at an offset, none at the end. It is asked for one part
         after another, from the beginning, by the thread that calls."""
         source = Source(read)
         head = source.read_up_to(chunking.CHUNK_THRESHOLD + 1, size_hint)
         if len(head) <= chunking.CHUNK_THRESHOLD:
-            return self.put_blob(head), len(head)
+            return self.put_blob(head, base), len(head)
         source.push_back(head)
         del head
-        pieces = self._put_pieces(chunking.cut(source.read))
+        pieces = self._put_pieces(chunking.cut(source.read), self._pieces_of(base))
         size = sum(length for _, length in pieces)
         encoded = trees.encode_chunks(Chunks(size, tuple(pieces)))
-        return self._objects.put(ObjectKind.CHUNKS, encoded), size
+        return self._objects.put(ObjectKind.CHUNKS, encoded, base or NO_BASE), size
 
-    def _put_pieces(self, pieces: Iterator[bytes]) -> list[tuple[Hash, int]]:
-        """Puts the pieces of a file, several at a time."""
+    def _pieces_of(self, base: Hash) -> Sequence[tuple[Hash, int]]:
+        """The pieces of a large file; none where it is not one, or cannot be read."""
+        try:
+            where = self._objects.find(base) if base else None
+            return self._read_chunks(base).pieces if where is not None and where.kind == ObjectKind.CHUNKS else ()
+        except StoreError:
+            return ()
+
+    def _put_pieces(self, pieces: Iterator[bytes], former: Sequence[tuple[Hash, int]]) -> list[tuple[Hash, int]]:
+        """Puts the pieces of a file, several at a time, each against the one of ``former`` in whose place it is."""
         put: list[tuple[Hash, int]] = []
         under_way: deque[tuple[Future[Hash], int]] = deque()
+        ends = list(itertools.accumulate(length for _, length in former))
+        size = 0
         try:
             for piece in pieces:
-                under_way.append((self._pieces.submit(self.put_blob, piece), len(piece)))
+                place = bisect.bisect_right(ends, size + len(piece) // 2)
+                base = former[place][0] if place < len(former) else NO_HASH
+                size += len(piece)
+                under_way.append((self._pieces.submit(self.put_blob, piece, base), len(piece)))
                 if len(under_way) >= _PIECES_UNDER_WAY:
                     done, length = under_way.popleft()
                     put.append((done.result(), length))
@@ -168,9 +186,9 @@ class Store:
             wait([done for done, _ in under_way])
         return put
 
-    def put_tree(self, entries: Sequence[TreeEntry]) -> Hash:
+    def put_tree(self, entries: Sequence[TreeEntry], base: Hash = NO_HASH) -> Hash:
         """Puts a directory. ValueError unless the names are valid and strictly ascending, as bytes."""
-        return self._objects.put(ObjectKind.TREE, trees.encode_tree(entries))
+        return self._objects.put(ObjectKind.TREE, trees.encode_tree(entries), base or NO_BASE)
 
     def has(self, name: Hash) -> bool:
         """The object has been put."""
@@ -465,19 +483,40 @@ class Store:
         count, size = self._objects.pack_bytes()
         return StoreStats(self._objects.count(), count, size, self._database.size())
 
-    def _check_format(self) -> None:
+    def _check_format(self) -> int:
+        """The format that the index says it has."""
         with self._database.view() as view:
             row = view.get(Table.META, _FORMAT_KEY)
         if row is not None:
             version = check_number(row, _FORMAT_SIZE, "format")
-            if version != FORMAT_VERSION:
-                raise UnsupportedFormat(f"the index of {self.path} has format {version}, not {FORMAT_VERSION}")
-            return
+            check_version(version, str(self._place.index))
+            return version
         if self._packs.numbers():
             raise Corrupt(f"the index of {self.path} is missing or empty, and there are packs; it must be rebuilt")
         step("index.create")
         with translated("making its index"):
             sync_directory(self._place.index)
+        self._set_version()
+        return FORMAT_VERSION
+
+    def _upgrade(self, version: int) -> bool:
+        """Brings a store of an older format to the newest; whether it has that now. Where that cannot be done, for
+        want of room for example, the store goes on as it is, and the next start tries again.
+
+        First an older version of cogfs must refuse it; only then is anything written that such a one does not know.
+        """
+        try:
+            if self._place.version < FORMAT_VERSION:
+                self._place.upgrade()
+            if version < FORMAT_VERSION:
+                with translated("bringing its index to a new format"):
+                    step("index.upgrade")
+                self._set_version()
+        except (NoSpace, StoreIO):
+            return False
+        return True
+
+    def _set_version(self) -> None:
         change = self._database.change()
         try:
             change.put(Table.META, _FORMAT_KEY, FORMAT_VERSION.to_bytes(_FORMAT_SIZE))

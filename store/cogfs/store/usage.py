@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 
 from cogfs.store.database import Database
 from cogfs.store.errors import StoreError
+from cogfs.store.hashing import HASH_SIZE
 from cogfs.store.naming import Root, roots
 from cogfs.store.objects import Objects
 from cogfs.store.reach import Interrupted, children
 from cogfs.store.records import NO_BASE
-from cogfs.store.schema import Hash
+from cogfs.store.schema import Hash, ObjectKind
 
 _ROWS = 5000
 #: The owner of what more than one needs.
 _SHARED = -1
+#: The record of an object that names others: its name and this.
+_RECORD = b"#"
 #: Objects between two looks whether to go on.
 _STRIDE = 500
 
@@ -122,7 +125,11 @@ def _sum_up(graph: _Graph, owners: dict[Hash, int]) -> dict[int, int]:
 
 
 class _Graph:
-    """The objects and what they name, each looked up once."""
+    """The objects and what they name, each looked up once.
+
+    What names others (a directory, a list of chunks) has its record as a node of its own, so that one that is stored
+    against it needs that and not what it names.
+    """
 
     def __init__(self, objects: Objects, goes_on: Callable[[], bool]) -> None:
         self._objects = objects
@@ -150,16 +157,19 @@ class _Graph:
             if not self._goes_on():
                 raise Interrupted
         self._sizes[name] = 0
+        record = name.removesuffix(_RECORD) if len(name) > HASH_SIZE else name
         try:
-            location = self._objects.locate(name)
-            self._sizes[name] = location.end - location.offset
-            below = {child for child, _ in children(self._objects, name, location.kind)}
+            location = self._objects.locate(record)
+            names_more = location.kind != ObjectKind.BLOB
+            if names_more and record == name:
+                below = {child for child, _ in children(self._objects, name, location.kind)}
+                self._named[name] = (*below, name + _RECORD)
+                return
         except StoreError:
             return
+        self._sizes[name] = location.end - location.offset
         if location.base != NO_BASE:
-            below.add(location.base)
-        if below:
-            self._named[name] = tuple(below)
+            self._named[name] = (location.base + _RECORD if names_more else location.base,)
 
     def owners(self, roots_: Iterable[tuple[Hash, int]]) -> dict[Hash, int]:
         """For each object that is reached from roots of one owner that owner, else ``_SHARED``.

@@ -21,10 +21,11 @@ from cogfs.fsd.control.beneath import Beneath, beneath, split
 from cogfs.fsd.control.capture import Captured, Vanished, capture_file
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.ports import Link
+from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.undolog import Status
 from cogfs.store.errors import StoreError
-from cogfs.store.schema import Hash
+from cogfs.store.schema import NO_HASH, Hash
 from cogfs.store.store import Store
 
 _log = structlog.get_logger(__name__)
@@ -61,8 +62,9 @@ class _Known:
 class Ahead:
     """What was captured ahead in one workspace. Its methods may be called by many threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, workspace_id: str) -> None:
         self._store = store
+        self._workspace_id = workspace_id
         self._lock = threading.Lock()
         self._known: OrderedDict[int, _Known] = OrderedDict()
 
@@ -82,15 +84,16 @@ class Ahead:
         answer = link.call(ListQuiet(_QUIET, _FILES))
         assert isinstance(answer, Quiet)
         read = 0
+        book = RecordBook(self._store, self._workspace_id)
         with beneath(link.root_fd) as reach:
             for inode, path in answer.files:
                 if read > _BYTES:
                     return True
                 if not rules.excludes_beneath(split(path)[0]):
-                    read += self._capture(reach, inode, path, rules)
+                    read += self._capture(reach, book, inode, path, rules)
         return False
 
-    def _capture(self, reach: Beneath, inode: int, path: bytes, rules: Rules) -> int:
+    def _capture(self, reach: Beneath, book: RecordBook, inode: int, path: bytes, rules: Rules) -> int:
         """Read a file where that is worth it. How many bytes were read."""
         parent, name = split(path)
         try:
@@ -107,7 +110,9 @@ class Ahead:
             return 0
         started = time.time_ns()
         with suppress(Vanished, OSError):
-            content = capture_file(self._store, name, fd)
+            recorded = book.row(os.fstat(fd).st_ino, name)
+            base = recorded.entry.hash if recorded is not None else NO_HASH
+            content = capture_file(self._store, name, fd, base=base)
             if isinstance(content, Captured):
                 after = Status.of(content.stat)
                 if after == before and after.ctime_ns < started - _TICK_NS:

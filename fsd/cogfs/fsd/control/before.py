@@ -25,14 +25,16 @@ class Found(NamedTuple):
     in_place: bool = False
 
 
-def put_content(store: Store, content: Content, open_file: Callable[[], int]) -> Found:
-    """Put what the file held. ``open_file`` opens the file itself for reading, wherever it is; -1: it is nowhere. Lost,
-    OSError, store errors."""
+def put_content(store: Store, content: Content, open_file: Callable[[], int], like: Hash = NO_HASH) -> Found:
+    """Put what the file held. ``open_file`` opens the file itself for reading, wherever it is; -1: it is nowhere.
+    ``like``: what is known to be like it. Lost, OSError, store errors."""
     for _ in range(ATTEMPTS):
         content.update()
         base = content.base
         if content.complete or (base is not None and base.hash != NO_HASH):
-            return Found(_put(store, content, _empty if base is None else _Whole(store, base.hash).read))
+            if base is None:
+                return Found(_put(store, content, _empty, like))
+            return Found(_put(store, content, _Whole(store, base.hash).read, like or base.hash))
         if base is not None:
             if base.reason == LOST:
                 raise Lost("it was changed and could not be kept")
@@ -44,7 +46,7 @@ def put_content(store: Store, content: Content, open_file: Callable[[], int]) ->
                 raise Lost("it has gone")
             continue
         try:
-            hash_ = _put(store, content, lambda length, offset, fd=fd: os.pread(fd, length, offset))  # type: ignore[misc]
+            hash_ = _put(store, content, lambda length, offset, fd=fd: os.pread(fd, length, offset), like)  # type: ignore[misc]
         except OSError as error:
             if error.errno in UNREADABLE:
                 return Found(OpaqueReason.UNREADABLE)
@@ -58,7 +60,7 @@ def put_content(store: Store, content: Content, open_file: Callable[[], int]) ->
     raise Lost("it changed again and again while it was read")
 
 
-def _put(store: Store, content: Content, base: Callable[[int, int], bytes]) -> Hash:
+def _put(store: Store, content: Content, base: Callable[[int, int], bytes], like: Hash) -> Hash:
     size = content.was.status.size
 
     def read(length: int, offset: int) -> bytes:
@@ -74,7 +76,7 @@ def _put(store: Store, content: Content, base: Callable[[int, int], bytes]) -> H
             data += bytes(length - len(data))
         return content.over(offset, data)
 
-    return store.put_content(read, size)[0]
+    return store.put_content(read, size, like)[0]
 
 
 def _empty(_length: int, _offset: int) -> bytes:

@@ -8,7 +8,7 @@ import stat
 import time
 
 from cogfs.fsd.control.syscalls import open_within
-from cogfs.store.schema import Hash, OpaqueReason
+from cogfs.store.schema import NO_HASH, Hash, OpaqueReason
 from cogfs.store.store import Store
 
 #: How often a file that changes while it is read is read again.
@@ -92,11 +92,18 @@ def same_content(before: os.stat_result, after: os.stat_result) -> bool:
 
 
 def capture_file(
-    store: Store, name: bytes, dir_fd: int, *, moving: bool = False, attempts: int = ATTEMPTS
+    store: Store,
+    name: bytes,
+    dir_fd: int,
+    *,
+    moving: bool = False,
+    attempts: int = ATTEMPTS,
+    base: Hash = NO_HASH,
 ) -> Captured | OpaqueReason:
     """The content of a regular file, a whole version of it, or why there is none. Vanished when it went away.
 
     ``moving``: it may be written at this very moment, so that a change right before it is read is waited out.
+    ``base``: what is known to be like it, such as the content that was recorded of it.
     """
     for _ in range(attempts):
         try:
@@ -118,7 +125,7 @@ def capture_file(
             if moving and _wait_out(before) and not same_content(before, os.fstat(fd)):
                 continue
             try:
-                hash_, length = store.put_file(fd, before.st_size)
+                hash_, length = store.put_file(fd, before.st_size, base)
             except OSError as error:
                 if error.errno in UNREADABLE:
                     return OpaqueReason.UNREADABLE

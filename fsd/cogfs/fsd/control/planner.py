@@ -450,7 +450,7 @@ def patched(store: Store, root: TreeEntry, changes: Mapping[bytes, TreeEntry | N
                     children.pop(name, None)
                 else:
                     children[name] = msgspec.structs.replace(entry, name=name)
-            tree = store.put_tree([children[name] for name in sorted(children)])
+            tree = store.put_tree([children[name] for name in sorted(children)], above.hash)
             if not parent:
                 return msgspec.structs.replace(root, hash=tree)
             grandparent, name = split(parent)

@@ -16,6 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
 
@@ -38,6 +39,7 @@ from cogfs.fsd.control.rules import Rules, is_temporary
 from cogfs.fsd.control.syscalls import open_within, syncfs
 from cogfs.fsd.control.worklist import Work, Worklist
 from cogfs.fsd.undolog import LOST, EntryWas, Status, Was
+from cogfs.store.errors import StoreError
 from cogfs.store.schema import NO_HASH, DirectoryRow, Hash, Kind, OpaqueReason, Skipped, StatRow, Sums, TreeEntry
 from cogfs.store.store import Store
 
@@ -83,6 +85,7 @@ class _Frame:
     __slots__ = (
         "batches",
         "fd",
+        "former",
         "inode",
         "looked",
         "looks",
@@ -97,6 +100,7 @@ class _Frame:
         "started_ns",
         "status",
         "subdirectories",
+        "tree",
     )
 
     def __init__(self, path: bytes, name: bytes, fd: int, inode: int, parent: int, old: DirectoryRow | None) -> None:
@@ -107,10 +111,15 @@ class _Frame:
         self.parent = parent
         self.old = {row.entry.name: row for row in old.rows} if old is not None else {}
         self.old_recorded_ns = old.recorded_ns if old is not None else 0
+        #: Its tree as it was recorded, and what was in one that it has come in the place of: by these, little more is
+        #: stored than what differs.
+        self.tree = old.tree_hash if old is not None else NO_HASH
+        self.former: dict[bytes, Hash] = {}
         self.rows: dict[bytes, StatRow] = {}
         #: Names that were looked at, with the inode that each is known to be of; 0: that is not known.
         self.looked: dict[bytes, int] = {}
-        self.pending: list[tuple[bytes, Status]] = []
+        #: Files to be read, each with what is known to be like it.
+        self.pending: list[tuple[bytes, Status, Hash]] = []
         self.batches: list[Future[list[tuple[bytes, StatRow | None]]]] = []
         self.subdirectories: list[tuple[bytes, Status]] = []
         self.started_ns = time.time_ns()
@@ -119,6 +128,11 @@ class _Frame:
         self.looks = 0
         #: Its own, when it is recorded on the way down.
         self.status: Status | None = None
+
+    def hash_of(self, name: bytes) -> Hash:
+        """What was recorded under a name, here or in the directory that was here before."""
+        row = self.old.get(name)
+        return row.entry.hash if row is not None else self.former.get(name, NO_HASH)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -343,6 +357,7 @@ class Recorder:
         frame = _Frame(work.path, name, fd, work.inode, parent, old)
         if work.made:
             self._forget_former(work.inode)
+            self._take_former(frame, None)
         try:
             for other, row in frame.old.items():
                 if other not in names:
@@ -429,7 +444,7 @@ class Recorder:
                     if child_fd is not None:
                         where = join(frame.path, child)
                         try:
-                            below = self._open_frame(where, child, child_fd, status.inode, frame.inode)
+                            below = self._open_frame(where, child, child_fd, status.inode, frame.inode, frame)
                         except _CannotList:
                             frame.rows[child] = _opaque(child, status, OpaqueReason.UNREADABLE)
                             continue
@@ -451,8 +466,11 @@ class Recorder:
             for frame in stack:
                 frame.close()
 
-    def _open_frame(self, path: bytes, name: bytes, fd: int, inode: int, parent: int) -> _Frame:
+    def _open_frame(
+        self, path: bytes, name: bytes, fd: int, inode: int, parent: int, above: _Frame | None = None
+    ) -> _Frame:
         frame = _Frame(path, name, fd, inode, parent, self._book.directory(inode))
+        self._take_former(frame, above)
         try:
             names = self._names_in(fd)
             if not self._asof.present:
@@ -470,6 +488,22 @@ class Recorder:
             frame.close()
             raise
         return frame
+
+    def _take_former(self, frame: _Frame, above: _Frame | None) -> None:
+        """Of a directory that is not recorded: another one may be in its place. ``above`` is the one that holds it,
+        where that is being recorded too."""
+        if frame.tree != NO_HASH or frame.parent == frame.inode:
+            return
+        if above is not None:
+            tree = above.hash_of(frame.name)
+        else:
+            row = self._book.row(frame.parent, frame.name)
+            tree = row.entry.hash if row is not None else NO_HASH
+        if tree == NO_HASH:
+            return
+        with suppress(StoreError):
+            frame.former = {entry.name: entry.hash for entry in self._store.read_tree(tree).entries}
+            frame.tree = tree
 
     def _names_in(self, fd: int) -> dict[bytes, int]:
         try:
@@ -572,7 +606,7 @@ class Recorder:
         now = {row.inode for row in rows if row.entry.kind is Kind.DIRECTORY}
         self._removed |= before - now
         self._arrived |= now - before
-        tree_hash = self._store.put_tree([row.entry for row in rows])
+        tree_hash = self._store.put_tree([row.entry for row in rows], frame.tree)
         recorded = DirectoryRow(tree_hash, rows, frame.started_ns, frame.parent, frame.name, _sum(rows))
         self._book.put_directory(frame.inode, recorded)
         return recorded
@@ -661,7 +695,7 @@ class Recorder:
         return frame.rows.get(row.entry.name, row)
 
     def _put_rows(self, inode: int, recorded: DirectoryRow, rows: tuple[StatRow, ...]) -> None:
-        tree_hash = self._store.put_tree([row.entry for row in rows])
+        tree_hash = self._store.put_tree([row.entry for row in rows], recorded.tree_hash)
         self._book.put_directory(
             inode, msgspec.structs.replace(recorded, tree_hash=tree_hash, rows=rows, sums=_sum(rows))
         )
@@ -812,7 +846,7 @@ class Recorder:
         if known is not None:
             frame.rows[name] = self._file_row(name, known, status, read_xattrs(name, frame.fd), group)
             return
-        frame.pending.append((name, status))
+        frame.pending.append((name, status, self._like(frame, name, status.inode)))
         if len(frame.pending) >= _BATCH:
             self._submit(frame)
 
@@ -840,6 +874,12 @@ class Recorder:
         if old.mtime_ns != status.mtime_ns and status.inode not in seen.touched:
             return None
         return old.entry.hash
+
+    def _like(self, frame: _Frame, name: bytes, inode: int) -> Hash:
+        """What was recorded of a file: under this name or, where it was moved here, under the one that it had."""
+        old = frame.old.get(name)
+        moved = self._worklist.moved.get(inode) if old is None or old.inode != inode else None
+        return moved.entry.hash if moved is not None else frame.hash_of(name)
 
     def _group(self, status: Status) -> int:
         """Of a file that had several names it is kept where the last one is: who opened it by another may write on,
@@ -926,7 +966,12 @@ class Recorder:
         if known is None:
             self._hashed += 1
             try:
-                found = put_content(self._store, self._asof.content(inode), lambda: open_inode(frame.fd, name, inode))
+                found = put_content(
+                    self._store,
+                    self._asof.content(inode),
+                    lambda: open_inode(frame.fd, name, inode),
+                    self._like(frame, name, inode),
+                )
                 if found.in_place:
                     self._in_place[inode] = join(frame.path, name)
                 known = found.content
@@ -943,20 +988,20 @@ class Recorder:
 
     def _submit(self, frame: _Frame) -> None:
         if frame.pending:
-            groups = {name: self._book.group(status.inode) for name, status in frame.pending if status.nlink > 1}
+            groups = {name: self._book.group(status.inode) for name, status, _ in frame.pending if status.nlink > 1}
             frame.batches.append(self._pool.submit(self._read, frame.fd, frame.pending, groups))
             frame.pending = []
 
     def _read(
-        self, fd: int, names: Sequence[tuple[bytes, Status]], groups: Mapping[bytes, int]
+        self, fd: int, names: Sequence[tuple[bytes, Status, Hash]], groups: Mapping[bytes, int]
     ) -> list[tuple[bytes, StatRow | None]]:
         """Capture files; runs in the pool. None for one that has gone."""
         found: list[tuple[bytes, StatRow | None]] = []
-        for name, status in names:
+        for name, status, base in names:
             try:
                 # As of a boundary, what changes while it is read is in the log.
                 attempts = ATTEMPTS if self._asof.present else 1
-                content = capture_file(self._store, name, fd, moving=self._moving, attempts=attempts)
+                content = capture_file(self._store, name, fd, moving=self._moving, attempts=attempts, base=base)
             except Vanished:
                 found.append((name, None))
                 continue

@@ -105,7 +105,7 @@ class Workspace:
         raises NO_SPACE when no checkpoint is to be taken."""
         self.store = store
         self.pool = pool
-        self.ahead = Ahead(store)
+        self.ahead = Ahead(store, workspace_id)
         self.elsewhere = Elsewhere(store, workspace_id)
         self.sealer = Sealer(store, pool, urgent, workspace_id, undo_log, self.ahead, self.elsewhere)
         self.id = workspace_id

@@ -1,0 +1,270 @@
+"""What a real history takes on disk, and in time, beside what others make of it.
+
+``python -m tests.bench.history [--repository DIR] [--commits N] [--peers NAME…] [--base DIR] [--json]``. The last N
+commits of a git repository (its first parents; by default the one that this file is in, with all that it has) are
+checked out one after another into one directory, and after each of them every side records it: cogfs as it records a
+directory without a mount (look at all files, read what changed, build the trees, one durable transaction); git by
+``git add -A`` and ``git commit-tree``, its objects loose; restic; borg. At the end git packs what it has, with
+``gc --aggressive``. Every snapshot of cogfs is compared with the tree of its commit.
+
+Of each side: seconds for all commits, bytes of its files, and bytes that these take on disk. A peer that is not
+installed is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from cogfs.fsd.control.recordbook import RecordBook
+from cogfs.fsd.control.recorder import Recorder
+from cogfs.fsd.control.rules import Rules
+from cogfs.store.schema import (
+    Kind,
+    SnapshotOrigin,
+    SnapshotRow,
+    SnapshotState,
+    SnapshotStats,
+    WorkspaceOptions,
+    WorkspaceRow,
+)
+from cogfs.store.store import Store
+
+_HERE = Path(__file__).parents[2]
+_COMMITS = 500
+_WORKSPACE = "bench"
+
+
+class Side(Protocol):
+    """One that records the directory again and again."""
+
+    def record(self, commit: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _run(*command: str, **environment: str) -> str:
+    done = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+class Cogfs:
+    """A store, and a recording of the directory into it for each commit."""
+
+    def __init__(self, tree: Path, place: Path) -> None:
+        self._tree = tree
+        self._pool = ThreadPoolExecutor(2)
+        self.store = Store.open(place)
+        with self.store.write() as rows:
+            rows.put_workspace(WorkspaceRow(_WORKSPACE, os.fsencode(tree), b"", WorkspaceOptions(), 0))
+
+    def record(self, commit: str) -> None:
+        book = RecordBook(self.store, _WORKSPACE)
+        fd = os.open(self._tree, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            found = Recorder(self.store, book, fd, Rules((), 1 << 40), self._pool).scan()
+        finally:
+            os.close(fd)
+        row = SnapshotRow(
+            commit, _WORKSPACE, found.root, "", "{}", SnapshotState.SEALED, "", (), -1, (), SnapshotStats(), 0,
+            SnapshotOrigin.MANUAL,
+        )  # fmt: skip
+        with self.store.write() as rows:
+            book.write(rows)
+            rows.put_snapshot(row)
+
+    def read(self, commit: str) -> dict[bytes, bytes]:
+        """All files of a snapshot."""
+        with self.store.read() as reader:
+            root = reader.snapshot(commit).root
+        assert root is not None
+        found = {}
+        waiting = [(b"", root.hash)]
+        while waiting:
+            where, tree = waiting.pop()
+            for entry in self.store.read_tree(tree).entries:
+                path = where + entry.name
+                if entry.kind is Kind.DIRECTORY:
+                    waiting.append((path + b"/", entry.hash))
+                elif entry.kind is Kind.FILE:
+                    found[path] = b"".join(self.store.read_file(entry.hash))
+        return found
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self.store.close()
+
+
+class Git:
+    """A repository beside the tree, whose objects stay loose until ``pack``."""
+
+    def __init__(self, tree: Path, place: Path) -> None:
+        self._environment = {"GIT_DIR": str(place), "GIT_WORK_TREE": str(tree)}
+        for who in ("AUTHOR", "COMMITTER"):
+            self._environment |= {f"GIT_{who}_NAME": "bench", f"GIT_{who}_EMAIL": "bench@localhost"}
+        _run("git", "init", "-q", **self._environment)
+        _run("git", "config", "gc.auto", "0", **self._environment)
+        self._parent: tuple[str, ...] = ()
+
+    def record(self, commit: str) -> None:
+        _run("git", "add", "-A", "-f", **self._environment)
+        tree = _run("git", "write-tree", **self._environment)
+        made = _run("git", "commit-tree", "-m", commit, *self._parent, tree, **self._environment)
+        self._parent = ("-p", made)
+
+    def pack(self) -> None:
+        """All of it into one pack, as small as git makes it."""
+        _run("git", "update-ref", "refs/heads/all", self._parent[1], **self._environment)
+        _run("git", "gc", "-q", "--aggressive", "--prune=now", **self._environment)
+
+    def close(self) -> None:
+        pass
+
+
+class Restic:
+    def __init__(self, tree: Path, place: Path) -> None:
+        self._tree = str(tree)
+        self._environment = {"RESTIC_REPOSITORY": str(place), "RESTIC_PASSWORD": "bench"}
+        _run("restic", "init", "-q", **self._environment)
+
+    def record(self, commit: str) -> None:
+        _run("restic", "backup", "-q", "--tag", commit, self._tree, **self._environment)
+
+    def close(self) -> None:
+        pass
+
+
+class Borg:
+    def __init__(self, tree: Path, place: Path) -> None:
+        self._tree, self._place = str(tree), str(place)
+        _run("borg", "init", "-e", "none", self._place)
+
+    def record(self, commit: str) -> None:
+        _run("borg", "create", f"{self._place}::{commit}", self._tree)
+
+    def close(self) -> None:
+        pass
+
+
+_PEERS: dict[str, Callable[[Path, Path], Side]] = {"git": Git, "restic": Restic, "borg": Borg}
+
+
+def _sizes(place: Path) -> tuple[int, int]:
+    """Bytes of all files below a directory, and bytes that they take on disk."""
+    length = taken = 0
+    for where, _, names in os.walk(place):
+        for name in names:
+            status = os.lstat(os.path.join(where, name))
+            length += status.st_size
+            taken += status.st_blocks * 512
+    return length, taken
+
+
+class History:
+    """The commits of a repository, and one directory into which they are checked out."""
+
+    def __init__(self, repository: Path, base: Path, count: int) -> None:
+        self.tree = base / "tree"
+        self.tree.mkdir()
+        clone = base / "clone"
+        _run("git", "clone", "-q", "--bare", "--shared", str(repository), str(clone))
+        self._environment = {"GIT_DIR": str(clone), "GIT_WORK_TREE": str(self.tree)}
+        _run("git", "config", "core.bare", "false", **self._environment)
+        listed = _run("git", "rev-list", "--first-parent", "--reverse", "HEAD", **self._environment).split()
+        self.commits = listed[-count:]
+
+    def show(self, commit: str) -> None:
+        """Make the directory that of a commit."""
+        _run("git", "checkout", "-q", "-f", "--detach", commit, **self._environment)
+
+    def files(self) -> dict[bytes, bytes]:
+        """All regular files of the directory as it is."""
+        found = {}
+        for where, _, names in os.walk(os.fsencode(self.tree)):
+            for name in names:
+                path = os.path.join(where, name)
+                if not os.path.islink(path):
+                    with open(path, "rb") as file:
+                        found[os.path.relpath(path, os.fsencode(self.tree))] = file.read()
+        return found
+
+
+def measure(history: History, base: Path, peers: list[str]) -> dict[str, tuple[float, int, int]]:
+    """Seconds, bytes, and bytes on disk of each side."""
+    places = {name: base / name for name in ("cogfs", *peers)}
+    cogfs = Cogfs(history.tree, places["cogfs"])
+    sides: dict[str, Side] = {"cogfs": cogfs, **{name: _PEERS[name](history.tree, places[name]) for name in peers}}
+    seconds = dict.fromkeys(sides, 0.0)
+    for number, commit in enumerate(history.commits):
+        history.show(commit)
+        for name, side in sides.items():
+            start = time.perf_counter()
+            side.record(commit)
+            seconds[name] += time.perf_counter() - start
+        if sys.stderr.isatty():
+            print(f"\r{number + 1} of {len(history.commits)}", end="", file=sys.stderr, flush=True)
+    for commit in history.commits[:: max(1, len(history.commits) // 20)]:
+        history.show(commit)
+        if cogfs.read(commit) != history.files():
+            raise AssertionError(f"snapshot {commit} is not what was recorded")
+    problems = cogfs.store.check(data=True).problems
+    if problems:
+        raise AssertionError(f"the store is damaged: {problems[0].text}")
+    for side in sides.values():
+        side.close()
+    found = {name: (seconds[name], *_sizes(places[name])) for name in sides}
+    git = sides.get("git")
+    if isinstance(git, Git):
+        start = time.perf_counter()
+        git.pack()
+        found["git, packed"] = (time.perf_counter() - start, *_sizes(places["git"]))
+    return found
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repository", type=Path, default=_HERE)
+    parser.add_argument("--commits", type=int, default=_COMMITS)
+    parser.add_argument("--peers", nargs="*", choices=sorted(_PEERS), default=sorted(_PEERS))
+    parser.add_argument("--base", type=Path, help="where to work; a directory of its own is made in it")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if not shutil.which("git"):
+        print("git is not installed, and the history comes from it: nothing is measured")
+        return 0
+    for name in [name for name in options.peers if not shutil.which(name)]:
+        print(f"{name} is not installed: it is left out")
+        options.peers.remove(name)
+    with tempfile.TemporaryDirectory(dir=options.base) as made:
+        base = Path(made)
+        os.environ["BORG_BASE_DIR"] = str(base / "borg-home")
+        os.environ["RESTIC_CACHE_DIR"] = str(base / "restic-cache")
+        try:
+            history = History(options.repository, base, options.commits)
+        except subprocess.CalledProcessError as error:
+            print(f"{options.repository} is no repository with a history: {error.stderr.decode().strip()}")
+            return 0
+        found = measure(history, base, options.peers)
+    if options.json:
+        print(json.dumps(found))
+        return 0
+    print(f"{len(history.commits)} commits")
+    print(f"{'':14}{'seconds':>10}{'bytes':>14}{'on disk':>14}")
+    for name, (seconds, length, taken) in found.items():
+        print(f"{name:14}{seconds:10.1f}{length:14,}{taken:14,}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
