@@ -25,11 +25,12 @@ MAP_SIZE = 256 * 1024
 FILES = 7
 #: One that is like that of the snapshot before, and is put against it.
 VERSIONS = 6
+LINES = tuple(random.Random(f"line {line}").randbytes(20).hex() for line in range(40))
 
 
 def content(snapshot: int, index: int) -> bytes:
     if index == VERSIONS:
-        lines = [random.Random(f"line {line}").randbytes(20).hex() for line in range(40)]
+        lines = list(LINES)
         for version in range(max(0, snapshot - 20), snapshot + 1):
             lines[version % len(lines)] = f"changed in {version}"
         return "\n".join(lines).encode()

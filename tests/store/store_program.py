@@ -34,6 +34,7 @@ MAP_SIZE = 256 * 1024
 BLOBS = 6
 #: Of these one that is like that of the round before, and is put against it.
 VERSIONS = 5
+LINES = tuple(random.Random(f"line {index}").randbytes(40).hex() for index in range(60))
 
 
 def content(number: int, index: int) -> bytes:
@@ -46,7 +47,7 @@ def content(number: int, index: int) -> bytes:
 
 def versions(number: int) -> bytes:
     """A text of which each version has a few lines that the one before has not."""
-    lines = [random.Random(f"line {index}").randbytes(40).hex() for index in range(60)]
+    lines = list(LINES)
     for version in range(max(0, number - 20), number + 1):
         lines[version % len(lines)] = f"changed in {version}"
     return "\n".join(lines).encode()

@@ -29,6 +29,9 @@ from tests.store.rows import snapshot_row
 PACK_LIMIT = 30_000
 
 
+LINES = tuple(random.Random(f"line {index}").randbytes(20).hex() for index in range(40))
+
+
 def open_store(place: Path) -> Store:
     return Store.open(place, pack_limit=PACK_LIMIT, map_size=256 * 1024)
 
@@ -45,7 +48,7 @@ def paths(snapshot: int) -> dict[bytes, bytes]:
 
 def version(number: int) -> bytes:
     """Each is like the one before."""
-    lines = [random.Random(f"line {index}").randbytes(20).hex() for index in range(40)]
+    lines = list(LINES)
     for changed in range(number + 1):
         lines[changed * 7 % len(lines)] = f"changed in {changed}"
     return "\n".join(lines).encode()
