@@ -467,6 +467,25 @@ def test_runs_that_nobody_works_on_are_dropped_with_what_is_cut(story: Story) ->
     assert beside.refresh().state == "paused"
 
 
+def test_an_undo_that_cuts_entries_drops_runs(story: Story) -> None:
+    """An undo of an undo cuts what the rewind did: a run that waits there has nothing to go on after."""
+    story.thread.rewind(story.first, files=True)
+    early = story.thread.run()
+    early.pause()
+    story.workspace.undo()
+    # Nothing was cut by that.
+    assert (early.refresh().state, story.rewound()) == ("paused", False)
+    with pytest.raises(RunInterrupted, match="rewound"), story.thread.run() as late:
+        late.pause()
+        assert story.workspace.undo(dry_run=True).conversation.cut == [story.last]
+        assert late.refresh().state == "paused"
+        story.workspace.undo()
+        assert story.rewound()
+        wait_for("its holder is told", late.stopped.is_set)
+        late.check()
+    assert early.refresh().state == "interrupted"
+
+
 def test_the_holder_of_a_paused_run_is_told_that_it_was_dropped(story: Story) -> None:
     with pytest.raises(RunInterrupted, match="rewound"), story.thread.run() as run:
         run.pause()

@@ -2,7 +2,7 @@
 ``--runs N``, ``--minutes M``.
 
 On ext4 in a loop device where that can be had (root), since it gives inode numbers away again at once. ``--control``
-runs a daemon that moves conversation and files one after the other, and has to find that something is wrong.
+runs a daemon whose recovery forgets the conversation, and has to find that something is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.e2e.support.site import Site
 from tests.support import image
 from tests.support.crashes import PRODUCT
-from tests.support.joint import APART, Counts, Torn, rounds
+from tests.support.joint import FILES_ALONE, Counts, Torn, rounds
 
 _SIZE = 4 << 30
 
@@ -47,7 +47,7 @@ def main() -> int:
                 place = stack.enter_context(image.filesystem(arguments.filesystem, _SIZE))
             site = Site(Path(tempfile.mkdtemp(prefix="cogfs-joint-", dir=place)))
             stack.callback(site.close)
-            program = APART if arguments.control else PRODUCT
+            program = FILES_ALONE if arguments.control else PRODUCT
             for done in rounds(site, seed, counts, arguments.runs, lambda: time.monotonic() < end, program):
                 if done % 10 == 0:
                     print(f"{done} runs", flush=True)

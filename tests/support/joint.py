@@ -76,20 +76,19 @@ _ENVIRON = {"COGFS_RUN_GRACE": "3600", "COGFS_TOOL_SETTLE": "0"}
 #: Seconds that an operation takes before one was seen: of threads alone, and of files.
 _SHORT, _LONG = 0.01, 0.15
 _PATIENCE = 240.0
-#: A daemon that is wrong: it moves the conversation in a transaction of its own, right after that of the files.
-APART = (
+#: A daemon that is wrong: when it recovers, it finishes the files of a rewind and leaves the conversation as it is.
+FILES_ALONE = (
     "-c",
     """
 import runpy
 import msgspec
 from cogfs.fsd.control import completion
 finish = completion.Completion._finish
-def apart(self, link, journal, recovery, more=None):
-    finish(self, link, msgspec.structs.replace(journal, thread=None), recovery, more)
-    if journal.thread is not None and (recovery is None or recovery.outcome != "back"):
-        with self._store.write() as writer:
-            completion.move_leaf(writer, journal.thread)
-completion.Completion._finish = apart
+def files_alone(self, link, journal, recovery, more=None):
+    if recovery is not None:
+        journal = msgspec.structs.replace(journal, thread=None)
+    finish(self, link, journal, recovery, more)
+completion.Completion._finish = files_alone
 runpy.run_module("cogfs.fsd.control.main", run_name="__main__")
 """,
 )

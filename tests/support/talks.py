@@ -329,7 +329,10 @@ class World(Generic[F]):
         assert way is not None
         self.restore(way.safety or Kept("", place, way.before), talk, way.previous)
         if talk is not None:
+            cut = set(talk.ids()) - {one.id for one in talk.branch(way.previous)}
             talk.leaf, talk.follows = way.previous, way.followed
+            if cut:
+                self._drop(talk.id)
 
     # --- forks --------------------------------------------------------------------------------------------------------
 

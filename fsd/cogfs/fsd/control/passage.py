@@ -240,7 +240,10 @@ class Passages:
             if thread_id and not dry_run:
                 stack.enter_context(self.holds.thread(thread_id))
             passage = Passage(self, stack, dry_run, force, "", Reason.BUSY, Reason.BUSY, of_runs=bool(thread_id))
-            return passage.pass_through(lambda dry: attempt(passage, dry))
+            done = passage.pass_through(lambda dry: attempt(passage, dry))
+        if thread_id:
+            self._runs.refresh()
+        return done
 
     def restore(self, attempt: Callable[[Passage, bool], Outcome], *, dry_run: bool, force: bool) -> Outcome:
         """Carry out what changes files alone: BUSY for tool calls and commands in the workspace."""

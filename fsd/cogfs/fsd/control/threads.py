@@ -418,6 +418,7 @@ class Threads:
             conversation = None
             after = None
             remembered = None
+            drops: tuple[str, ...] = ()
             if thread is not None:
                 after = msgspec.structs.replace(
                     thread,
@@ -428,6 +429,8 @@ class Threads:
                 conversation = Conversation(
                     last.previous_leaf_id != last.leaf_id, self._cut(thread, last), thread.leaf_id
                 )
+                # As a rewind: what waits to go on after an entry that is cut cannot.
+                drops = passage.drops if conversation.cut else ()
                 with self._store.read() as reader:
                     remembered = shift(reader, thread.id, last.previous_leaf_id)
             request = Request(
@@ -440,6 +443,7 @@ class Threads:
                 thread_before=thread,
                 occupied_by=occupied_by,
                 probing=passage.probing,
+                drops=drops,
             )
             done = Restoration(workspace).restore(request)
         thread_id = thread.id if thread is not None else ""
