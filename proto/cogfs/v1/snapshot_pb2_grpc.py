@@ -153,7 +153,8 @@ class SnapshotServiceServicer:
         workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
         is a directory on one side only. BUSY: something is in the way ("busy_by"), with `force` a tool call or a
         command that does not end in 10 seconds. DENIED: a directory or a file that
-        another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
+        another user owns, or one that the safety snapshot could not keep. IO: a content that the store keeps is not what was
+        stored; all are read before the first change, in a dry run too. UNAVAILABLE once files were changed: the mount
         went away, and the restore is finished when it is back. Any other error says that the files are as they were.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -67,7 +67,8 @@ class SnapshotServiceStub:
     workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
     is a directory on one side only. BUSY: something is in the way ("busy_by"), with `force` a tool call or a
     command that does not end in 10 seconds. DENIED: a directory or a file that
-    another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
+    another user owns, or one that the safety snapshot could not keep. IO: a content that the store keeps is not what was
+    stored; all are read before the first change, in a dry run too. UNAVAILABLE once files were changed: the mount
     went away, and the restore is finished when it is back. Any other error says that the files are as they were.
     """
     DiffSnapshots: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.DiffSnapshotsRequest, _common_pb2.FileChange]
@@ -117,7 +118,8 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
     is a directory on one side only. BUSY: something is in the way ("busy_by"), with `force` a tool call or a
     command that does not end in 10 seconds. DENIED: a directory or a file that
-    another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
+    another user owns, or one that the safety snapshot could not keep. IO: a content that the store keeps is not what was
+    stored; all are read before the first change, in a dry run too. UNAVAILABLE once files were changed: the mount
     went away, and the restore is finished when it is back. Any other error says that the files are as they were.
     """
     DiffSnapshots: _aio.UnaryStreamMultiCallable[_snapshot_pb2.DiffSnapshotsRequest, _common_pb2.FileChange]  # type: ignore[assignment]
@@ -206,7 +208,8 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         workspace has. VALIDATION_ERROR, UNAVAILABLE: as CreateSnapshot; VALIDATION_ERROR also when a path lies below what
         is a directory on one side only. BUSY: something is in the way ("busy_by"), with `force` a tool call or a
         command that does not end in 10 seconds. DENIED: a directory or a file that
-        another user owns, or one that the safety snapshot could not keep. UNAVAILABLE once files were changed: the mount
+        another user owns, or one that the safety snapshot could not keep. IO: a content that the store keeps is not what was
+        stored; all are read before the first change, in a dry run too. UNAVAILABLE once files were changed: the mount
         went away, and the restore is finished when it is back. Any other error says that the files are as they were.
         """
 

@@ -11,7 +11,7 @@ from functools import partial
 from cogfs.client import (
     AlreadyExists,
     Busy,
-    Corrupt,
+    IOFailed,
     RunInterrupted,
     ThreadBusy,
     ValidationError,
@@ -292,33 +292,33 @@ def a_run_that_waits_for_the_run_that_asks(world: World) -> Iterator[Refusal]:
 @in_the_way
 def a_damaged_content_for_a_restore(world: World) -> Iterator[Refusal]:
     with world.damaged():
-        yield Refusal(Corrupt, "object", restore(world.vault, world.vault_snapshot), refused_too)
+        yield Refusal(IOFailed, "not what was stored", restore(world.vault, world.vault_snapshot), refused_too)
 
 
 @in_the_way
 def a_damaged_content_for_a_rewind(world: World) -> Iterator[Refusal]:
     with world.damaged():
-        yield Refusal(Corrupt, "object", rewind(world.vault_thread, "v1", files=True), refused_too)
+        yield Refusal(IOFailed, "not what was stored", rewind(world.vault_thread, "v1", files=True), refused_too)
 
 
 @in_the_way
 def a_damaged_content_for_an_undo(world: World) -> Iterator[Refusal]:
     with world.damaged():
-        yield Refusal(Corrupt, "object", undo(world.vault), refused_too)
+        yield Refusal(IOFailed, "not what was stored", undo(world.vault), refused_too)
 
 
 @in_the_way
 def a_damaged_content_for_a_fork(world: World) -> Iterator[Refusal]:
     with world.damaged():
         call = fork(world.vault_thread, "v1", files=True, workspace=world.fresh)
-        yield Refusal(Corrupt, "object", call, refused_too)
+        yield Refusal(IOFailed, "not what was stored", call, refused_too)
 
 
 @in_the_way
 def a_damaged_content_for_a_fork_into_a_new_directory(world: World) -> Iterator[Refusal]:
     with world.damaged():
         call = fork(world.vault_thread, "v1", files=True, into=world.base / "new")
-        yield Refusal(Corrupt, "object", call, refused_too)
+        yield Refusal(IOFailed, "not what was stored", call, refused_too)
 
 
 # --- without a dry run ---

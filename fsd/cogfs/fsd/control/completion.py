@@ -27,6 +27,7 @@ from cogfs.fsd.control.runstates import REWOUND, drop
 from cogfs.fsd.control.standing import move_leaf
 from cogfs.fsd.control.syscalls import syncfs
 from cogfs.fsd.control.workspace import Workspace
+from cogfs.store.errors import Corrupt, NotFound
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Writer
 from cogfs.store.schema import JournalRow, Kind, RecoveryRow, SnapshotRow, TreeEntry
@@ -51,7 +52,7 @@ def silent(phase: snapshot_pb2.RestoreProgress.Phase.ValueType, done: int, total
 
 def verify(store: Store, plan: Plan, progress: Progress = silent, *, kept: bool = False) -> None:
     """Every content that the plan brings back is there and is what its hash says; with ``kept`` also what it takes
-    away, which the safety snapshot alone has then. Store errors."""
+    away, which the safety snapshot alone has then. CogfsError IO when one is not; store errors."""
     wanted = set()
     for one in plan.steps:
         if one.before is not None and one.after is not None and one.before.hash == one.after.hash:
@@ -60,7 +61,10 @@ def verify(store: Store, plan: Plan, progress: Progress = silent, *, kept: bool 
             if entry is not None and entry.kind is Kind.FILE:
                 wanted.add(entry.hash)
     for done, name in enumerate(sorted(wanted)):
-        store.verify_file(name)
+        try:
+            store.verify_file(name)
+        except (Corrupt, NotFound) as error:
+            raise CogfsError(Reason.IO, f"a content that the store keeps is not what was stored: {error}") from error
         progress(Phase.VERIFYING, done + 1, len(wanted))
 
 
