@@ -28,7 +28,7 @@ def test_threads_are_what_the_model_says(session: Session) -> None:
     run_state_machine_as_test(
         Committed,
         settings=settings(
-            max_examples=12,
+            max_examples=8,
             stateful_step_count=30,
             derandomize=True,
             database=None,
