@@ -10,7 +10,10 @@ from cogfs.v1 import common_pb2, snapshot_pb2, thread_pb2, workspace_pb2
 
 
 def _report(**fields: object) -> common_pb2.RestoreReport:
-    return common_pb2.RestoreReport(snapshot_id="s1", unchanged=7, **fields)  # type: ignore[arg-type]
+    report = common_pb2.RestoreReport(snapshot_id="s1", unchanged=7, **fields)  # type: ignore[arg-type]
+    report.restored_count, report.deleted_count = len(report.restored), len(report.deleted)
+    report.kept_count = len(report.kept)
+    return report
 
 
 def test_table_is_aligned_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
