@@ -25,6 +25,8 @@ import os, sys, time
 os.chdir(sys.argv[1])
 with open("lines", "a", buffering=1) as file:
     for number in range({_LINES}):
+        while number == {_LINES} // 2 and not os.path.exists(sys.argv[2]):
+            time.sleep(0.01)
         file.write(f"line {{number}}\\n")
         if number % 10 == 0:
             with open(f"made{{number}}", "w") as other:
@@ -60,9 +62,10 @@ def check_lines(path: Path) -> None:
     )
 
 
-def spawn_writer(directory: Path) -> subprocess.Popen[bytes]:
+def spawn_writer(directory: Path, goes_on: Path = Path("/")) -> subprocess.Popen[bytes]:
+    """A program that writes; when it is half done it waits for ``goes_on`` to be there."""
     directory.mkdir()
-    return subprocess.Popen([sys.executable, "-c", _WRITER, str(directory)], stderr=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", _WRITER, str(directory), str(goes_on)], stderr=subprocess.PIPE)
 
 
 def test_programs_do_not_notice_that_the_daemon_is_killed(here: Site) -> None:
@@ -75,13 +78,16 @@ def test_programs_do_not_notice_that_the_daemon_is_killed(here: Site) -> None:
     target = here.project / "unpacked"
     target.mkdir()
     tar = subprocess.Popen(["tar", "xpf", str(archive), "-C", str(target)], stderr=subprocess.PIPE)
-    writer = spawn_writer(here.project / "written")
+    goes_on = here.base / "go on"
+    writer = spawn_writer(here.project / "written", goes_on)
     try:
         kills = 0
         while tar.poll() is None or writer.poll() is None:
             time.sleep(0.1)
             here.kill_daemon()
             kills += 1
+            if kills == 3:
+                goes_on.touch()
             # While nobody is there, once; then the next call brings one, which takes the worker over.
             time.sleep(0.2)
             here.ctl("status", here.project)
@@ -94,7 +100,7 @@ def test_programs_do_not_notice_that_the_daemon_is_killed(here: Site) -> None:
         for program in (tar, writer):
             program.kill()
             program.communicate()
-    assert kills >= 2
+    assert kills >= 3
     assert here.worker_pid() == worker
     assert not differences(describe(target), describe(tree))
     check_lines(here.project / "written" / "lines")

@@ -25,7 +25,7 @@ from tests.support.tree import Tree, describe, differences, of_snapshot
 
 #: Of a start, a restore, a fork, a collection and a repair, which are tried elsewhere.
 _ELSEWHERE = {
-    *("store.create", "store.format", "index.create"),
+    *("store.create", "store.format", "store.upgrade", "index.create", "index.upgrade"),
     *("pack.recover", "pack.renew", "pack.truncate", "pack.discard", "pack.remove", "pack.removed"),
 }
 _ELSEWHERE_ALL = ("restore.", "fork.", "gc.", "repair.")
