@@ -173,6 +173,29 @@ def test_a_failing_step_loses_nothing_and_is_tried_again(place: Path, label: str
             list(store._packs.scan(pack))
 
 
+def test_a_pack_that_can_neither_be_begun_nor_removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    with Store.open(place) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "unlink", refuse)
+            with (
+                steps.on_step(Failing("pack.header", 1, errno.EIO)),
+                pytest.raises(StoreIO, match=os.strerror(errno.EIO)),
+            ):
+                store.put_blob(b"one" * 1000)
+        # It is in nobody's way, in this process or the next one.
+        assert (place / "packs").exists() and len(os.listdir(place / "packs")) == 1
+        name = store.put_blob(b"one" * 1000)
+        store.sync()
+    with Store.open(place) as store:
+        assert store.read_blob(name) == b"one" * 1000
+        assert store._packs.numbers() == [store._objects.locate(name).pack]
+        store.put_blob(b"two" * 1000)
+        store.sync()
+
+
 def test_after_a_failed_sync_the_bytes_are_written_anew(place: Path) -> None:
     with Store.open(place) as store:
         old = store.put_blob(b"old" * 1000)

@@ -295,7 +295,11 @@ class Packs:
             self._write(fd, 0, pack_header(number), b"")
         except BaseException:
             os.close(fd)
-            os.unlink(path)
+            try:
+                os.unlink(path)
+            except OSError:
+                # The next start discards it. Meanwhile another attempt must not meet it.
+                self._next_number = number + 1
             raise
         with self._files_lock:
             self._keep(number, _File(fd))
