@@ -237,7 +237,10 @@ def test_worker_killed_during_a_restore(here: Site) -> None:
         workspace.restore(states[0][0])
         duration = time.monotonic() - begun
         now = 0
-        for share in (0.4, 0.6, 0.9):
+        # Three moments at least, and more of them where none was between the beginning and the end.
+        for number, share in enumerate((0.4, 0.6, 0.9, *(0.5, 0.7, 0.8, 0.95, 0.75, 0.85) * 4)):
+            if finished and number >= 3:
+                break
             snapshot, tree = states[1 - now]
             worker = here.worker_pid()
             # The handles of a client hang in no mount: the call returns whatever becomes of the worker.
