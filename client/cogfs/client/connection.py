@@ -95,11 +95,13 @@ class Connection:
         try:
             return method(request, timeout=timeout)
         except (grpc.RpcError, ValueError) as error:
-            if self._closed:
-                raise Unavailable("the connection was closed") from None
-            if isinstance(error, grpc.RpcError):
-                raise from_rpc(error, self.endpoint) from None
-            raise
+            raise self._told(error) from None
+
+    def _told(self, error: Exception) -> Exception:
+        """What a caller is told of an error of gRPC, which raises ValueError for a call on a closed channel."""
+        if self._closed:
+            return Unavailable("the connection was closed")
+        return from_rpc(error, self.endpoint) if isinstance(error, grpc.RpcError) else error
 
     def call_patiently(
         self, method: grpc.UnaryUnaryMultiCallable[_Request, _Answer], request: _Request, patience: float
@@ -124,11 +126,7 @@ class Connection:
             call = method(request)
             yield from call
         except (grpc.RpcError, ValueError) as error:
-            if self._closed:
-                raise Unavailable("the connection was closed") from None
-            if isinstance(error, grpc.RpcError):
-                raise from_rpc(error, self.endpoint) from None
-            raise
+            raise self._told(error) from None
         finally:
             if call is not None:
                 call.cancel()
