@@ -13,6 +13,7 @@ import pytest
 
 from cogfs.ctl.reference import page
 from cogfs.v1.reasons import Reason
+from tests.support import warm
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -28,8 +29,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def _run(
     environment: dict[str, str], *arguments: str | bytes, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "cogfs.ctl.main", *arguments]
-    return subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=600, check=False)
+    return warm.run(arguments, environment, stdin=stdin, timeout=600)
 
 
 @pytest.mark.parametrize(

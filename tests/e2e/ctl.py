@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support import warm
+from tests.support.warm import Argument
+
 #: How the kernel writes white space and backslashes in names.
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 #: No command of a test takes longer, however slow the machine is.
 TIMEOUT = 240
-
-Argument = str | bytes | os.PathLike[str]
 
 
 class Ctl:
@@ -32,21 +33,14 @@ class Ctl:
         self.environment.pop("COGFS_ENDPOINT", None)
 
     def command(self, *arguments: Argument) -> list[Argument]:
+        """To start it otherwise than ``run`` does."""
         return [sys.executable, "-m", "cogfs.ctl.main", *arguments]
 
     def run(
         self, *arguments: Argument, stdin: bytes = b"", cwd: Path | None = None
     ) -> subprocess.CompletedProcess[bytes]:
         """The finished command, whatever its exit code."""
-        return subprocess.run(
-            self.command(*arguments),
-            env=self.environment,
-            input=stdin,
-            cwd=cwd,
-            capture_output=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
+        return warm.run(arguments, self.environment, stdin=stdin, cwd=cwd, timeout=TIMEOUT)
 
     def __call__(self, *arguments: Argument, stdin: bytes = b"", cwd: Path | None = None) -> str:
         """What a command that must succeed prints."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from cogfs.client import Client, CogfsError, Workspace, connect
 from cogfs.v1 import workspace_pb2
+from tests.support import warm
 
 #: Longest wait for anything; reached only when something is wrong.
 PATIENCE = 240.0
@@ -97,15 +98,19 @@ class Site:
     def ctl(self, *arguments: str | bytes | Path, code: int | None = 0, env: dict[str, str] | None = None) -> Outcome:
         """One call of ``cogfsctl``, which has to end with ``code``, unless that is None."""
         words = [os.fspath(argument) for argument in arguments]
-        done = subprocess.run(
-            [*self.prefix, str(CTL), *words],
-            env={**self.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PATIENCE,
-            cwd="/",
-            check=False,
-        )
+        environ = {**self.environ, **(env or {})}
+        if self.prefix:
+            done = subprocess.run(
+                [*self.prefix, str(CTL), *words],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PATIENCE,
+                cwd="/",
+                check=False,
+            )
+        else:
+            done = warm.run(words, environ, timeout=PATIENCE, cwd="/")
         outcome = Outcome(words, done.returncode, done.stdout.decode(), done.stderr.decode())
         assert code is None or outcome.code == code, outcome
         return outcome

@@ -79,6 +79,7 @@ class RecordBook:
 
     def put_directory(self, inode: int, row: DirectoryRow) -> None:
         self._directories[inode] = row
+        self._looked_up = (0, {})
         self._held += len(row.rows) + 1
         if self._held >= self._flush_rows and self._workspace_id:
             self.flush()
@@ -142,6 +143,7 @@ class RecordBook:
                 elif child.nlink > 1:
                     self.remove_link(child.inode, current)
             self._directories[current] = None
+        self._looked_up = (0, {})
 
     def path_of(self, inode: int) -> bytes | None:
         """Where directory ``inode`` was when it was last recorded; None when that is not known."""
@@ -173,6 +175,10 @@ class RecordBook:
                     yield Skipped(where, child.entry.target.decode())
                 elif child.sums is not None and child.sums.skipped:
                     waiting.append((where, child.inode))
+
+    def changed_rows(self) -> int:
+        """About how many rows of files and directories it holds that ``write`` would put."""
+        return self._held
 
     def write(self, writer: Writer) -> None:
         """Put what changed into a transaction."""

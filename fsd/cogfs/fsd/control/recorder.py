@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 
@@ -51,28 +52,20 @@ _BATCH = 16
 _UNREADABLE = OpaqueReason.UNREADABLE.encode()
 
 
+@dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a recording found. ``hashed``: files that were read. ``failed``: what could not be found as it was at the
-    boundary; with any of it the recording is worth nothing. ``in_place``: files that were changed since, by inode, of
-    which some was read from the files themselves."""
+    """What a recording found."""
 
-    __slots__ = ("failed", "hashed", "in_place", "root", "root_inode", "sums")
-
-    def __init__(
-        self,
-        root: TreeEntry,
-        root_inode: int,
-        sums: Sums,
-        hashed: int,
-        failed: tuple[Skipped, ...],
-        in_place: dict[int, bytes],
-    ) -> None:
-        self.root = root
-        self.root_inode = root_inode
-        self.sums = sums
-        self.hashed = hashed
-        self.failed = failed
-        self.in_place = in_place
+    root: TreeEntry
+    root_inode: int
+    sums: Sums
+    #: Files that were read, and their bytes.
+    hashed: int
+    hashed_bytes: int
+    #: What could not be found as it was at the boundary; with any of it the recording is worth nothing.
+    failed: tuple[Skipped, ...]
+    #: Files that were changed since, by inode, of which some was read from the files themselves.
+    in_place: dict[int, bytes]
 
 
 class _CannotList(OSError):
@@ -230,6 +223,7 @@ class Recorder:
         self._owners = os.geteuid() == 0
         self._device = os.fstat(root_fd).st_dev
         self._hashed = 0
+        self._hashed_bytes = 0
         self._failed: list[Skipped] = []
         #: Something that was looked at is there and cannot be read.
         self._unreadable = False
@@ -308,7 +302,9 @@ class Recorder:
             if was is not None:
                 status, xattrs = was.status, _kept(was.xattrs)
             root = self._directory_entry(b"", status, row, xattrs)
-        return Recorded(root, root_inode, row.sums, self._hashed, tuple(self._failed), self._in_place)
+        return Recorded(
+            root, root_inode, row.sums, self._hashed, self._hashed_bytes, tuple(self._failed), self._in_place
+        )
 
     def _let_go(self) -> None:
         if self._own:
@@ -613,18 +609,27 @@ class Recorder:
 
     def _collect(self, frame: _Frame) -> bool:
         """Take in what was read. Whether names had become something else by then, and were looked at again."""
-        self._submit(frame)
+        if frame.batches:
+            self._submit(frame)
+        elif frame.pending:
+            # Another thread would be waited for, whose waking costs more than a small file.
+            self._take_in(frame, self._read(frame.fd, frame.pending, self._groups(frame)))
+            frame.pending = []
         for batch in frame.batches:
-            for name, row in batch.result():
-                if row is not None:
-                    frame.rows[name] = row
-                    self._hashed += row.entry.kind is Kind.FILE
-                else:
-                    frame.others.append(name)
+            self._take_in(frame, batch.result())
         frame.batches = []
         names, frame.others = frame.others, []
         # As of a boundary, the log has what they were.
         return bool(names) and self._asof.present and self._look_again(frame, names)
+
+    def _take_in(self, frame: _Frame, found: Iterable[tuple[bytes, StatRow | None]]) -> None:
+        for name, row in found:
+            if row is not None:
+                frame.rows[name] = row
+                self._hashed += row.entry.kind is Kind.FILE
+                self._hashed_bytes += row.entry.size
+            else:
+                frame.others.append(name)
 
     def _look_again(self, frame: _Frame, names: Sequence[bytes]) -> bool:
         """Whether it was done; what becomes something else again and again is left out as changing."""
@@ -988,14 +993,16 @@ class Recorder:
 
     def _submit(self, frame: _Frame) -> None:
         if frame.pending:
-            groups = {name: self._book.group(status.inode) for name, status, _ in frame.pending if status.nlink > 1}
-            frame.batches.append(self._pool.submit(self._read, frame.fd, frame.pending, groups))
+            frame.batches.append(self._pool.submit(self._read, frame.fd, frame.pending, self._groups(frame)))
             frame.pending = []
+
+    def _groups(self, frame: _Frame) -> dict[bytes, int]:
+        return {name: self._book.group(status.inode) for name, status, _ in frame.pending if status.nlink > 1}
 
     def _read(
         self, fd: int, names: Sequence[tuple[bytes, Status, Hash]], groups: Mapping[bytes, int]
     ) -> list[tuple[bytes, StatRow | None]]:
-        """Capture files; runs in the pool. None for one that has gone."""
+        """Capture files; may run in the pool. None for one that has gone."""
         found: list[tuple[bytes, StatRow | None]] = []
         for name, status, base in names:
             try:

@@ -123,7 +123,8 @@ class Restoration:
         paths = tuple(sorted({normal_path(path) for path in request.paths}))
         progress(Phase.PLANNING, 0, 0)
         safety = None
-        with workspace.frozen(link) as frozen:
+        # After a dry run nobody has to know that the others go on.
+        with workspace.frozen(link, wait=not request.dry_run) as frozen:
             # Nothing is sealed now, so no retention takes it; one that did before it was known to be needed is seen.
             target = self._target(request)
             current, base, plan = self._look(link, frozen, request, target, paths)
@@ -132,7 +133,7 @@ class Restoration:
             refuse_what_is_not_ours(link.root_fd, plan)
             if not request.dry_run and not plan.empty:
                 self._refuse_busy(request, who)
-                safety = self._safety(current, base, target)
+                safety = self._safety(link, current, base, target)
                 restore_id = new_id("restore")
                 # From here on the guard keeps others out, and what does not concern the restore goes on.
                 workspace.guard(link, restore_id, touched.changed | touched.directories, touched.above)
@@ -167,14 +168,16 @@ class Restoration:
     def _look(
         self, link: Link, frozen: Frozen, request: Request, target: SnapshotRow, paths: tuple[bytes, ...]
     ) -> tuple[Current, TreeEntry, Plan]:
-        """What the files are, the same with all that the plan changes, and the plan."""
+        """What the files are, the same with all that the plan changes, and the plan. What was cheap to find out is
+        committed with the safety snapshot; without one it is found out again the next time."""
         workspace = self._workspace
         current = workspace.record(link, frozen)
-        workspace.commit(link, current)
+        if not current.is_cheap:
+            workspace.commit(link, current)
         if not request.missing_ok:
             self._check_paths(current.root, target, paths)
         base, plan = self._plan(link, current, target, request, paths)
-        if self._bypassed(link.root_fd, plan):
+        if self._bypassed(link.root_fd, current.book, plan):
             _log.warning("files changed without the mount; looking at all of them", workspace=workspace.id)
             current = workspace.record(link, frozen, scan=True)
             workspace.commit(link, current)
@@ -291,9 +294,9 @@ class Restoration:
                         f"({OpaqueReason.HARD_LINK.value})",
                     )
 
-    def _bypassed(self, root_fd: int, plan: Plan) -> bool:
+    @staticmethod
+    def _bypassed(root_fd: int, book: RecordBook, plan: Plan) -> bool:
         """Whether something that the plan changes is not what was recorded: somebody reached it past the mount."""
-        book = RecordBook(self._store, self._workspace.id)
         with beneath(root_fd) as reach:
             for one in sorted(plan.steps, key=lambda one: split(one.path)):
                 if not one.path or (one.before is not None and one.before.kind is Kind.OPAQUE):
@@ -317,7 +320,7 @@ class Restoration:
                     return True
         return False
 
-    def _safety(self, current: Current, base: TreeEntry, target: SnapshotRow) -> SnapshotRow:
+    def _safety(self, link: Link, current: Current, base: TreeEntry, target: SnapshotRow) -> SnapshotRow:
         """The safety snapshot, sealed. It leaves out only what the target left out."""
         workspace = self._workspace
         rules = Rules(target.exclude, -1, current.rules.refuse_hard_links)
@@ -331,8 +334,15 @@ class Restoration:
             time.monotonic_ns(),
             self._store.pack_bytes(),
         )
-        with self._store.write() as writer:
+
+        def fill(writer: Writer) -> None:
             workspace.put_snapshot(writer, snapshot)
+
+        if current.is_committed:
+            with self._store.write() as writer:
+                fill(writer)
+        else:
+            workspace.commit(link, current, fill)
         step("restore.safe")
         return snapshot
 

@@ -72,12 +72,18 @@ _GUARD_PATIENCE = 30.0
 _SILENT_PATIENCE = 1.0
 #: Seconds that flushing one file's shared maps may take; a file that takes longer is left to the kernel.
 _FLUSH_PATIENCE = 5.0
+#: Files, their bytes, and rows of the record that are found out again sooner than they are synced.
+_CHEAP_FILES = 100
+_CHEAP_BYTES = 4 * 1024 * 1024
+_CHEAP_ROWS = 10_000
 
 
 class Current:
-    """The files of a workspace at one moment, recorded and not yet committed."""
+    """The files of a workspace at one moment, recorded."""
 
-    def __init__(self, recorded: Recorded, book: RecordBook, rules: Rules, generation: int, followed: bool) -> None:
+    def __init__(
+        self, recorded: Recorded, book: RecordBook, rules: Rules, generation: int, *, followed: bool, scanned: bool
+    ) -> None:
         self.root: TreeEntry = recorded.root
         self.root_inode = recorded.root_inode
         self.sums: Sums = recorded.sums
@@ -87,6 +93,14 @@ class Current:
         self.generation = generation
         #: Whether the worker sees all that changes from then on.
         self.followed = followed
+        self.is_committed = False
+        #: Whether finding it all out again costs less than to commit it.
+        self.is_cheap = (
+            not scanned
+            and recorded.hashed <= _CHEAP_FILES
+            and recorded.hashed_bytes <= _CHEAP_BYTES
+            and book.changed_rows() <= _CHEAP_ROWS
+        )
 
 
 class Workspace:
@@ -173,13 +187,13 @@ class Workspace:
     # --- the cut ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def frozen(self, link: Link) -> Iterator[Frozen]:
+    def frozen(self, link: Link, *, wait: bool = True) -> Iterator[Frozen]:
         """A consistent cut, with every snapshot before it sealed: shared maps are flushed, then mutating calls wait
-        until the block ends (or ``guard``)."""
+        until the block ends (or ``guard``); without ``wait`` they go on a moment later."""
         self.sealer.unstick()
         self.sealer.drain()
         self._flush_maps(link)
-        with self._cut(link, Freeze()) as frozen:
+        with self._cut(link, Freeze(), wait=wait) as frozen:
             yield frozen
 
     @contextmanager
@@ -247,6 +261,7 @@ class Workspace:
         with self.store.read() as reader:
             state = reader.record_state(self.id)
         recorded = None
+        scanned = False
         book = RecordBook(self.store, self.id)
         # Who is past the mount now may change what was looked at, and be gone before the next recording.
         watched = self._watched(link)
@@ -270,7 +285,8 @@ class Workspace:
             believed = believed_until(state)
             recorder = Recorder(self.store, book, link.root_fd, rules, self.pool, unsure=unsure, believed_ns=believed)
             recorded = recorder.scan()
-        return Current(recorded, book, rules, frozen.generation, watched)
+            scanned = True
+        return Current(recorded, book, rules, frozen.generation, followed=watched, scanned=scanned)
 
     def _watched(self, link: Link) -> bool:
         """Whether there is a worker that sees all that is changed."""
@@ -295,6 +311,7 @@ class Workspace:
             )
             if fill is not None:
                 fill(writer)
+        current.is_committed = True
         self.elsewhere.follow(current.book)
         step("checkpoint.committed")
         try:
