@@ -472,11 +472,11 @@ _OLD = (Table.META, b"format", (1).to_bytes(4))
 def test_a_store_of_the_first_format_goes_on(place: Path) -> None:
     names = make_old(place)
     with Store.open(place) as store:
-        assert (place / "format").read_text() == "cogfs store 2\n"
+        assert (place / "format").read_text() == "cogfs store 3\n"
         assert [store.read_blob(name) for name in names] == [version(number) for number in range(3)]
         new = store.put_blob(version(3), names[2])
         assert where(store, new).is_delta
-        assert store._check_format() == 2
+        assert store._check_format() == 3
         assert store.check(data=True).problems == []
     with Store.open(place) as store:
         assert store.read_blob(new) == version(3)
@@ -503,7 +503,7 @@ def test_a_new_format_that_cannot_be_written(place: Path, label: str, killed: bo
             assert store.read_blob(new) == version(3)
     for path in (copies / "killed", place) if killed else (place,):
         with Store.open(path) as store:
-            assert (path / "format").read_text() == "cogfs store 2\n"
+            assert (path / "format").read_text() == "cogfs store 3\n"
             assert not list(path.glob("*.new"))
             assert where(store, store.put_blob(version(4), names[2])).is_delta
             assert store.check(data=True).problems == []

@@ -92,6 +92,8 @@ class _Pack:
     live: int = 0
     dead: int = 0
     live_bytes: int = 0
+    #: Offsets of the groups of which something is needed.
+    groups: set[int] = field(default_factory=set)
     places: list[tuple[int, Hash, Location]] = field(default_factory=list)
 
 
@@ -234,7 +236,12 @@ class Collection:
             pack = found.setdefault(location.pack, _Pack())
             if sweep.keeps(name, location):
                 pack.live += 1
-                pack.live_bytes += location.end - location.offset
+                if not location.is_grouped:
+                    pack.live_bytes += location.size
+                elif location.offset not in pack.groups:
+                    # As long as anything in it is needed, the whole of it stays.
+                    pack.groups.add(location.offset)
+                    pack.live_bytes += location.end - location.offset
             else:
                 pack.dead += 1
         return found
@@ -285,14 +292,17 @@ class Collection:
             dead: list[tuple[Hash, Location]] = []
             size = count = 0
             while places and count < _STEP_RECORDS and size < _STEP_BYTES:
-                _, name, location = places.popleft()
-                count += 1
-                if not sweep.keeps(name, location):
-                    dead.append((name, location))
+                offset = places[0][0]
+                members: list[tuple[Hash, Location]] = []
+                while places and places[0][0] == offset:
+                    _, name, location = places.popleft()
+                    count += 1
+                    (members if sweep.keeps(name, location) else dead).append((name, location))
+                if not members:
                     continue
-                size += location.end - location.offset
+                size += members[0][1].end - offset
                 try:
-                    self._objects.move(name, location)
+                    self._objects.move(members)
                 except Corrupt as error:
                     whole = False
                     self._unreadable.setdefault(("", ""), str(error))

@@ -42,6 +42,9 @@ from cogfs.store.usage import Usage, too_many, use
 
 _FORMAT_KEY = b"format"
 _FORMAT_SIZE = 4
+#: The formats in which objects may be stored against others, and in groups.
+_DELTAS_SINCE = 2
+_GROUPS_SINCE = 3
 #: Threads that hash and compress the pieces of large files, and pieces of one file that they may have.
 _THREADS = max(2, min(4, os.cpu_count() or 2))
 _PIECES_UNDER_WAY = 2 * _THREADS
@@ -79,7 +82,9 @@ class Store:
             try:
                 version = self._check_format()
                 self._objects = Objects(self._database, self._packs)
-                self._objects.deltas = self._upgrade(version)
+                version = self._upgrade(version)
+                self._objects.deltas = version >= _DELTAS_SINCE
+                self._objects.grouping = version >= _GROUPS_SINCE
                 # Without room for it they are left to the next start.
                 with suppress(NoSpace):
                     self._forget_removed()
@@ -499,9 +504,9 @@ class Store:
         self._set_version()
         return FORMAT_VERSION
 
-    def _upgrade(self, version: int) -> bool:
-        """Brings a store of an older format to the newest; whether it has that now. Where that cannot be done, for
-        want of room for example, the store goes on as it is, and the next start tries again.
+    def _upgrade(self, version: int) -> int:
+        """Brings a store of an older format to the newest, and says which one it has then. Where that cannot be done,
+        for want of room for example, the store goes on as it is, and the next start tries again.
 
         First an older version of cogfs must refuse it; only then is anything written that such a one does not know.
         """
@@ -513,8 +518,8 @@ class Store:
                     step("index.upgrade")
                 self._set_version()
         except (NoSpace, StoreIO):
-            return False
-        return True
+            return min(version, self._place.version)
+        return FORMAT_VERSION
 
     def _set_version(self) -> None:
         change = self._database.change()
