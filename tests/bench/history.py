@@ -29,6 +29,7 @@ from typing import Protocol
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import Recorder
 from cogfs.fsd.control.rules import Rules
+from cogfs.store.ids import new_id
 from cogfs.store.schema import (
     Kind,
     SnapshotOrigin,
@@ -64,6 +65,7 @@ class Cogfs:
     def __init__(self, tree: Path, place: Path) -> None:
         self._tree = tree
         self._pool = ThreadPoolExecutor(2)
+        self._snapshots: dict[str, str] = {}
         self.store = Store.open(place)
         with self.store.write() as rows:
             rows.put_workspace(WorkspaceRow(_WORKSPACE, os.fsencode(tree), b"", WorkspaceOptions(), 0))
@@ -75,8 +77,9 @@ class Cogfs:
             found = Recorder(self.store, book, fd, Rules((), 1 << 40), self._pool).scan()
         finally:
             os.close(fd)
+        self._snapshots[commit] = new_id("snap")
         row = SnapshotRow(
-            commit, _WORKSPACE, found.root, "", "{}", SnapshotState.SEALED, "", (), -1, (), SnapshotStats(), 0,
+            self._snapshots[commit], _WORKSPACE, found.root, "", "{}", SnapshotState.SEALED, "", (), -1, (), SnapshotStats(), 0,
             SnapshotOrigin.MANUAL,
         )  # fmt: skip
         with self.store.write() as rows:
@@ -86,7 +89,7 @@ class Cogfs:
     def read(self, commit: str) -> dict[bytes, bytes]:
         """All files of a snapshot."""
         with self.store.read() as reader:
-            root = reader.snapshot(commit).root
+            root = reader.snapshot(self._snapshots[commit]).root
         assert root is not None
         found = {}
         waiting = [(b"", root.hash)]

@@ -310,7 +310,7 @@ def group_trouble(objects: Objects, members: list[tuple[Hash, Location]]) -> dic
 
 
 def record_trouble(objects: Objects, packs: Packs, name: Hash, location: Location, *, in_group: bool = False) -> str:
-    """What is wrong with a record, but for its payload; empty: nothing. ``in_group``: whether the object is in its group
+    """What is wrong with a record, but for its payload; empty: nothing. ``in_group``: whether its group has the object
     is looked at elsewhere."""
     end = objects.ends().get(location.pack)
     if end is None or location.end > end:

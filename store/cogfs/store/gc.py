@@ -259,8 +259,9 @@ class Collection:
         small = {number for number in sizes if number != growing and ends[number] * _SMALL_PACKS < self._packs.limit}
         if len(small) >= _SMALL_PACKS:
             chosen |= small
-        if not found.get(growing, _Pack()).dead and growing not in small:
-            # What is new is in it: only what is dropped is worth another one.
+        much = growing in sizes and waste[growing] * _WASTE >= sizes[growing]
+        if not found.get(growing, _Pack()).dead and growing not in small and not much:
+            # What is new is in it: only what is dropped is worth another one, or what a repack has left behind.
             chosen.discard(growing)
         self._report.waste = sum(size for number, size in waste.items() if number not in chosen)
         return chosen

@@ -34,7 +34,8 @@ MAX_FRAMES = 64
 MAX_MEMBERS = 1 << 16
 #: Frames that were read of late are kept decoded, so many bytes of them.
 _CACHED = 8 * 1024 * 1024
-_LEVEL = 13
+#: Higher ones take much longer for next to nothing.
+_LEVEL = 15
 
 #: Number of members, number of frames.
 _COUNTS = struct.Struct("<II")

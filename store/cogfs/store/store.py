@@ -32,6 +32,7 @@ from cogfs.store.packs import Packs
 from cogfs.store.place import Place, check_version
 from cogfs.store.recent import GRACE
 from cogfs.store.records import NO_BASE
+from cogfs.store.repack import Repack, Repacked
 from cogfs.store.repair import Repair, Repaired, Retake
 from cogfs.store.rows import Reader, Writer
 from cogfs.store.schema import FORMAT_VERSION, NO_HASH, Chunks, Hash, ObjectKind, Tree, TreeEntry
@@ -71,6 +72,8 @@ class Store:
         #: Names in rows that were written since a collection began; None while there is none.
         self._named: set[Hash] | None = None
         self._collecting = threading.Lock()
+        #: What a repack has tried, and what did not pay.
+        self._vain: set[int] = set()
         #: How often rows were deleted that named objects.
         self.deletions = 0
         self._pieces = ThreadPoolExecutor(_THREADS, thread_name_prefix="pieces")
@@ -389,6 +392,56 @@ class Store:
                 )
             finally:
                 self._named = None
+
+    def repack(
+        self,
+        more_roots: Callable[[], Iterable[Root]] = tuple,
+        *,
+        grace: float = GRACE,
+        patience: float = 60.0,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> Repacked:
+        """Puts objects that are like each other together where that saves much, as far as snapshots need them
+        (``repack``), collects what is of no use then, and takes the gaps out of the index.
+
+        The arguments are those of ``collect``. It takes as much room as one pack, and does what it can with less. It
+        may be interrupted at any time, and goes on the next time. Store errors leave a store in which nothing is lost.
+        """
+        total = Repacked()
+        if not self._objects.grouping:
+            total.deferred = "the store has an older format"
+            return total
+
+        def still() -> bool:
+            return goes_on() and not self._closed
+
+        while True:
+            with self._collecting:
+                self._check_open()
+                done = Repack(self._database, self._objects, self._edit, self._vain).run(self._packs.limit, still)
+            total.add(done)
+            if not done.groups:
+                break
+            # A disk that is full needs each byte that is of no use.
+            collected = self.collect(more_roots, grace=grace, thorough=done.full, patience=patience, goes_on=goes_on)
+            if collected.deferred:
+                total.deferred = total.deferred or collected.deferred
+                break
+            if not (done.more or done.full) or not still():
+                break
+        if total.groups and still():
+            total.index = self._compact(still)
+        return total
+
+    def _compact(self, goes_on: Callable[[], bool]) -> int:
+        """Takes the gaps out of the index, unless somebody writes to it meanwhile. Bytes that it is smaller by."""
+        with self._collecting:
+            number = self._database.copy(goes_on)
+            if number is None:
+                return 0
+            with self._writing():
+                self._check_open()
+                return self._database.take_copy(number)
 
     def check(
         self,
