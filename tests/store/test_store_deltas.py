@@ -24,18 +24,7 @@ from cogfs.store.records import RECORD_HEADER_SIZE
 from cogfs.store.schema import Kind, TreeEntry, WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
 from tests.store.rows import snapshot_row
-
-
-def noise(seed: int, size: int) -> bytes:
-    return random.Random(seed).randbytes(size)
-
-
-def version(number: int, seed: int = 0) -> bytes:
-    """A text of 8,000 bytes; each version differs in one line from the one before."""
-    lines = [noise(seed * 1000 + index, 20).hex() for index in range(200)]
-    for changed in range(number):
-        lines[changed * 7 % 200] = f"changed in {changed}"
-    return "\n".join(lines).encode()
+from tests.store.versions import noise, version
 
 
 def put_versions(store: Store, count: int, seed: int = 0) -> list[bytes]:

@@ -70,6 +70,11 @@ class Repacked:
     #: Bytes of the records that they were in, as far as these are of no use any more, and of the groups.
     before: int = 0
     after: int = 0
+    #: By what was collected then: bytes that the packs are smaller by, packs that were removed, and objects that were
+    #: dropped.
+    freed: int = 0
+    packs: int = 0
+    dropped: int = 0
     #: Bytes that the index is smaller by.
     index: int = 0
     #: Why objects could not be read.

@@ -404,8 +404,9 @@ class Store:
         """Puts objects that are like each other together where that saves much, as far as snapshots need them
         (``repack``), collects what is of no use then, and takes the gaps out of the index.
 
-        The arguments are those of ``collect``. It takes as much room as one pack, and does what it can with less. It
-        may be interrupted at any time, and goes on the next time. Store errors leave a store in which nothing is lost.
+        The arguments are those of ``collect``. It takes as much room as two packs and the index, and does what it can
+        with less, but leaves what a collection needs: one pack and the index. It may be interrupted at any time, and
+        goes on the next time. Store errors leave a store in which nothing is lost.
         """
         total = Repacked()
         if not self._objects.grouping:
@@ -416,14 +417,24 @@ class Store:
             return goes_on() and not self._closed
 
         while True:
+            # A collection needs the room of a pack to give back any, and the index may grow meanwhile.
+            reserve = self._packs.limit + self._database.size()
+            limit = min(self._packs.limit, self._place.room() - reserve)
+            if limit <= 0:
+                total.deferred, total.full = "there is hardly any room on the disk", True
+                break
             with self._collecting:
                 self._check_open()
-                done = Repack(self._database, self._objects, self._edit, self._vain).run(self._packs.limit, still)
+                done = Repack(self._database, self._objects, self._edit, self._vain).run(limit, still)
             total.add(done)
             if not done.groups:
                 break
-            # A disk that is full needs each byte that is of no use.
-            collected = self.collect(more_roots, grace=grace, thorough=done.full, patience=patience, goes_on=goes_on)
+            # A disk that is nearly full needs each byte that is of no use.
+            scarce = done.full or self._place.room() < self._packs.limit + reserve
+            collected = self.collect(more_roots, grace=grace, thorough=scarce, patience=patience, goes_on=goes_on)
+            total.freed += collected.freed - done.after
+            total.packs += collected.packs
+            total.dropped += collected.objects
             if collected.deferred:
                 total.deferred = total.deferred or collected.deferred
                 break
