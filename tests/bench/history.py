@@ -5,10 +5,12 @@ commits of a git repository (its first parents; by default the one that this fil
 checked out one after another into one directory, and after each of them every side records it: cogfs as it records a
 directory without a mount (look at all files, read what changed, build the trees, one durable transaction); git by
 ``git add -A`` and ``git commit-tree``, its objects loose; restic; borg. At the end git packs what it has, with
-``gc --aggressive``. Every snapshot of cogfs is compared with the tree of its commit.
+``gc --aggressive``, and cogfs repacks. Some snapshots of cogfs are compared with the trees of their commits, before and
+after that.
 
 Of each side: seconds for all commits, bytes of its files, and bytes that these take on disk. A peer that is not
-installed is left out.
+installed is left out. Of cogfs also: how long reading the files of the newest and of the oldest snapshot takes, all of
+them and ten, from a store that was just opened.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -29,12 +32,14 @@ from typing import Protocol
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import Recorder
 from cogfs.fsd.control.rules import Rules
+from cogfs.store.ids import new_id
 from cogfs.store.schema import (
     Kind,
     SnapshotOrigin,
     SnapshotRow,
     SnapshotState,
     SnapshotStats,
+    TreeEntry,
     WorkspaceOptions,
     WorkspaceRow,
 )
@@ -64,6 +69,7 @@ class Cogfs:
     def __init__(self, tree: Path, place: Path) -> None:
         self._tree = tree
         self._pool = ThreadPoolExecutor(2)
+        self._snapshots: dict[str, str] = {}
         self.store = Store.open(place)
         with self.store.write() as rows:
             rows.put_workspace(WorkspaceRow(_WORKSPACE, os.fsencode(tree), b"", WorkspaceOptions(), 0))
@@ -75,8 +81,9 @@ class Cogfs:
             found = Recorder(self.store, book, fd, Rules((), 1 << 40), self._pool).scan()
         finally:
             os.close(fd)
+        self._snapshots[commit] = name = new_id("snap")
         row = SnapshotRow(
-            commit, _WORKSPACE, found.root, "", "{}", SnapshotState.SEALED, "", (), -1, (), SnapshotStats(), 0,
+            name, _WORKSPACE, found.root, "", "{}", SnapshotState.SEALED, "", (), -1, (), SnapshotStats(), 0,
             SnapshotOrigin.MANUAL,
         )  # fmt: skip
         with self.store.write() as rows:
@@ -85,10 +92,14 @@ class Cogfs:
 
     def read(self, commit: str) -> dict[bytes, bytes]:
         """All files of a snapshot."""
+        return {entry.name: b"".join(self.store.read_file(entry.hash)) for entry in self._entries(commit)}
+
+    def _entries(self, commit: str) -> list[TreeEntry]:
+        """The files of a snapshot, each with its path for a name."""
         with self.store.read() as reader:
-            root = reader.snapshot(commit).root
+            root = reader.snapshot(self._snapshots[commit]).root
         assert root is not None
-        found = {}
+        found = []
         waiting = [(b"", root.hash)]
         while waiting:
             where, tree = waiting.pop()
@@ -97,8 +108,26 @@ class Cogfs:
                 if entry.kind is Kind.DIRECTORY:
                     waiting.append((path + b"/", entry.hash))
                 elif entry.kind is Kind.FILE:
-                    found[path] = b"".join(self.store.read_file(entry.hash))
+                    found.append(TreeEntry(path, Kind.FILE, hash=entry.hash))
         return found
+
+    def time_reads(self, commit: str) -> tuple[float, float]:
+        """Seconds for all files of a snapshot, and then, by a store that was just opened, for ten of them."""
+        self._open_again()
+        start = time.perf_counter()
+        self.read(commit)
+        every = time.perf_counter() - start
+        names = [entry.hash for entry in self._entries(commit)]
+        self._open_again()
+        start = time.perf_counter()
+        for name in random.Random(1).sample(names, min(10, len(names))):
+            self.store.verify_file(name)
+        return every, time.perf_counter() - start
+
+    def _open_again(self) -> None:
+        place = self.store.path
+        self.store.close()
+        self.store = Store.open(place)
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -213,6 +242,26 @@ def measure(history: History, base: Path, peers: list[str]) -> dict[str, tuple[f
             seconds[name] += time.perf_counter() - start
         if sys.stderr.isatty():
             print(f"\r{number + 1} of {len(history.commits)}", end="", file=sys.stderr, flush=True)
+    _compare(cogfs, history)
+    found = {name: (seconds[name], *_sizes(places[name])) for name in sides}
+    _tell_reads("before", cogfs, history)
+    start = time.perf_counter()
+    cogfs.store.repack(grace=0)
+    found["cogfs, packed"] = (time.perf_counter() - start, *_sizes(places["cogfs"]))
+    _compare(cogfs, history)
+    _tell_reads("after", cogfs, history)
+    for side in sides.values():
+        side.close()
+    git = sides.get("git")
+    if isinstance(git, Git):
+        start = time.perf_counter()
+        git.pack()
+        found["git, packed"] = (time.perf_counter() - start, *_sizes(places["git"]))
+    return found
+
+
+def _compare(cogfs: Cogfs, history: History) -> None:
+    """AssertionError when cogfs has something else than the commits."""
     for commit in history.commits[:: max(1, len(history.commits) // 20)]:
         history.show(commit)
         if cogfs.read(commit) != history.files():
@@ -220,15 +269,16 @@ def measure(history: History, base: Path, peers: list[str]) -> dict[str, tuple[f
     problems = cogfs.store.check(data=True).problems
     if problems:
         raise AssertionError(f"the store is damaged: {problems[0].text}")
-    for side in sides.values():
-        side.close()
-    found = {name: (seconds[name], *_sizes(places[name])) for name in sides}
-    git = sides.get("git")
-    if isinstance(git, Git):
-        start = time.perf_counter()
-        git.pack()
-        found["git, packed"] = (time.perf_counter() - start, *_sizes(places["git"]))
-    return found
+
+
+def _tell_reads(when: str, cogfs: Cogfs, history: History) -> None:
+    """Says how long reading takes, the best of some times."""
+    for name, commit in (("newest", history.commits[-1]), ("oldest", history.commits[0])):
+        times = [cogfs.time_reads(commit) for _ in range(5)]
+        every, ten = (min(one[number] for one in times) * 1e3 for number in (0, 1))
+        print(
+            f"{when} the repack, {name} snapshot: {every:.1f} ms for all files, {ten:.2f} ms for ten", file=sys.stderr
+        )
 
 
 def main() -> int:

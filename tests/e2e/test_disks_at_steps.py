@@ -23,12 +23,12 @@ from tests.e2e.support.writing import running
 from tests.support.stopping import FAILING, UNSEALED, Stopped, labels
 from tests.support.tree import Tree, describe, differences, of_snapshot
 
-#: Of a start, a restore, a fork, a collection and a repair, which are tried elsewhere.
+#: Of a start, a restore, a fork, a collection, a repack and a repair, which are tried elsewhere.
 _ELSEWHERE = {
     *("store.create", "store.format", "store.upgrade", "index.create", "index.upgrade"),
     *("pack.recover", "pack.renew", "pack.truncate", "pack.discard", "pack.remove", "pack.removed"),
 }
-_ELSEWHERE_ALL = ("restore.", "fork.", "gc.", "repair.")
+_ELSEWHERE_ALL = ("restore.", "fork.", "gc.", "repack.", "compact.", "repair.")
 LABELS = [label for label in labels("fsd", "store") if label not in _ELSEWHERE and not label.startswith(_ELSEWHERE_ALL)]
 #: The passing at which it stops, where later ones are of something else: of the boundary first, then of the seal.
 _PASSINGS = [(label, 1) for label in LABELS] + [("index.commit", 2), ("index.committed", 2), ("pack.append", 5)]

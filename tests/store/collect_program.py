@@ -5,7 +5,14 @@
 ``collect_program.py collect STORE``: deletes all snapshots but each fourth and collects. The crash label comes from the
 environment.
 
+``collect_program.py versions STORE COUNT``: takes COUNT snapshots of which each is like the one before.
+
+``collect_program.py repack STORE``: repacks. The crash label comes from the environment.
+
 ``collect_program.py small DIRECTORY``: DIRECTORY is a small filesystem, which is filled up but for one pack.
+
+``collect_program.py tight DIRECTORY``: likewise, but for two packs and with versions of files, and
+is repacked.
 """
 
 from __future__ import annotations
@@ -15,16 +22,20 @@ import random
 import sys
 from pathlib import Path
 
+from cogfs.store import groups
 from cogfs.store.errors import NoSpace
 from cogfs.store.schema import Kind, TreeEntry
 from cogfs.store.store import Store
 from tests.store.rows import snapshot_row
+from tests.store.versions import Versions
 
 PACK_LIMIT = 60_000
 MAP_SIZE = 256 * 1024
 FILES = 7
 #: One that is like that of the snapshot before, and is put against it.
 VERSIONS = 6
+#: Files of which there are versions only.
+VERSIONED = 4
 LINES = tuple(random.Random(f"line {line}").randbytes(20).hex() for line in range(40))
 
 
@@ -91,6 +102,61 @@ def collect(path: Path) -> None:
         assert not store.collect(grace=0, thorough=True).deferred
 
 
+def repack(path: Path) -> None:
+    with open_store(path) as store:
+        done = store.repack(grace=0)
+        assert not done.deferred, done
+        print(done.groups, done.index, flush=True)
+
+
+def tight(place: Path) -> None:
+    limit = 1_000_000
+    # A group takes as much less than a pack as it does otherwise.
+    groups.GROUP_LIMIT = 1024 * 1024
+    reserve = place / "reserve"
+    # One pack for the groups, one for the collection, and the index.
+    room = 5 * limit
+    reserve.write_bytes(bytes(room))
+    source = random.Random(1)
+    lines = {name: [source.randbytes(60).hex() for _ in range(100)] for name in range(20)}
+    blobs: dict[bytes, bytes] = {}
+    with Store.open(place / "store", pack_limit=limit, map_size=MAP_SIZE) as store:
+        names: dict[int, bytes] = {}
+        count = 0
+        try:
+            while True:
+                entries = []
+                for name, text in lines.items():
+                    for _ in range(8):
+                        text[source.randrange(100)] = source.randbytes(60).hex()
+                    data = "\n".join(text).encode()
+                    names[name] = store.put_blob(data, names.get(name, b""))
+                    blobs[names[name]] = data
+                    entries.append(TreeEntry(b"%02d" % name, Kind.FILE, size=len(data), hash=names[name]))
+                tree = store.put_tree(entries)
+                with store.write() as rows:
+                    rows.put_snapshot(snapshot_row(f"s{count:05}", tree))
+                count += 1
+        except NoSpace:
+            pass
+        assert count > 100, count
+        reserve.unlink()
+        before = store.usage().stored
+        done = store.repack(grace=0)
+        assert done.groups > 3, done
+        assert {one.check for one in store.check(data=True).problems} == {"snapshots"}  # There is no workspace.
+        assert store.usage().stored < 0.95 * before, (store.usage().stored, before, done)
+        # It leaves room for a collection.
+        assert os.statvfs(place).f_bavail * os.statvfs(place).f_frsize > 2 * limit
+        assert not store.collect(grace=0, thorough=True).deferred
+    with Store.open(place / "store", pack_limit=limit) as store, store.read() as reader:
+        for row in reader.snapshots("w"):
+            assert row.root is not None
+            for entry in store.read_tree(row.root.hash).entries:
+                assert store.read_blob(entry.hash) == blobs[entry.hash]
+    print("well")
+
+
 def small(place: Path) -> None:
     # As much as one pack.
     reserve = place / "reserve"
@@ -125,5 +191,12 @@ if __name__ == "__main__":
             fill(opened, 0, int(sys.argv[3]))
     elif what == "collect":
         collect(where)
+    elif what == "versions":
+        with open_store(where) as opened:
+            Versions(opened, VERSIONED).go_on(int(sys.argv[3]))
+    elif what == "repack":
+        repack(where)
+    elif what == "tight":
+        tight(where)
     else:
         small(where)

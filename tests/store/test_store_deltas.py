@@ -24,18 +24,7 @@ from cogfs.store.records import RECORD_HEADER_SIZE
 from cogfs.store.schema import Kind, TreeEntry, WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
 from tests.store.rows import snapshot_row
-
-
-def noise(seed: int, size: int) -> bytes:
-    return random.Random(seed).randbytes(size)
-
-
-def version(number: int, seed: int = 0) -> bytes:
-    """A text of 8,000 bytes; each version differs in one line from the one before."""
-    lines = [noise(seed * 1000 + index, 20).hex() for index in range(200)]
-    for changed in range(number):
-        lines[changed * 7 % 200] = f"changed in {changed}"
-    return "\n".join(lines).encode()
+from tests.store.versions import noise, version
 
 
 def put_versions(store: Store, count: int, seed: int = 0) -> list[bytes]:
@@ -472,11 +461,11 @@ _OLD = (Table.META, b"format", (1).to_bytes(4))
 def test_a_store_of_the_first_format_goes_on(place: Path) -> None:
     names = make_old(place)
     with Store.open(place) as store:
-        assert (place / "format").read_text() == "cogfs store 2\n"
+        assert (place / "format").read_text() == "cogfs store 3\n"
         assert [store.read_blob(name) for name in names] == [version(number) for number in range(3)]
         new = store.put_blob(version(3), names[2])
         assert where(store, new).is_delta
-        assert store._check_format() == 2
+        assert store._check_format() == 3
         assert store.check(data=True).problems == []
     with Store.open(place) as store:
         assert store.read_blob(new) == version(3)
@@ -503,7 +492,7 @@ def test_a_new_format_that_cannot_be_written(place: Path, label: str, killed: bo
             assert store.read_blob(new) == version(3)
     for path in (copies / "killed", place) if killed else (place,):
         with Store.open(path) as store:
-            assert (path / "format").read_text() == "cogfs store 2\n"
+            assert (path / "format").read_text() == "cogfs store 3\n"
             assert not list(path.glob("*.new"))
             assert where(store, store.put_blob(version(4), names[2])).is_delta
             assert store.check(data=True).problems == []

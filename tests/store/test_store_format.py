@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cogfs.store import codec, trees
+from cogfs.store import codec, groups, trees
 from cogfs.store.errors import Corrupt, NotFound
 from cogfs.store.hashing import hash_object
 from cogfs.store.location import Location
@@ -341,3 +341,44 @@ def test_a_missing_or_short_pack_is_reported_and_the_rest_works(place: Path) -> 
         assert store.read_blob(fresh) == b"fresh" * 20
         with pytest.raises(NotFound):
             store.read_blob(bytes(32))
+
+
+def test_group_bytes(place: Path) -> None:
+    """A group of two frames, of which the second one needs the first."""
+    first, second, third = (
+        b"the first one of the head\n" * 3,
+        b"the second of it\n",
+        b"the first one of the head\n" * 2 + b"!",
+    )
+    names = [hash_object(ObjectKind.BLOB, data) for data in (first, second, third)]
+    payload = bytes.fromhex(_GROUP)
+    assert groups.members(payload) == [
+        groups.Member(names[0], 0, 78),
+        groups.Member(names[1], 78, 17),
+        groups.Member(names[2], 95, 53),
+    ]
+    assert groups.decode(payload) == first + second + third
+    assert groups.wrong(ObjectKind.BLOB, payload) == ""
+    with Store.open(place) as store:
+        store._objects.regroup(ObjectKind.BLOB, payload)
+        assert [store.read_blob(name) for name in names] == [first, second, third]
+        at = store._objects.locate(names[2])
+        assert (
+            at.encode().hex() == "0100000014000000" + f"{len(payload):02x}000000" + "350000005f000000" + _SHARE + "01"
+        )
+        assert Location.decode(at.encode()) == at
+        shares = [store._objects.locate(name).share for name in names]
+        assert sum(shares) == RECORD_HEADER_SIZE + len(payload)
+    for cut in range(0, len(payload), 7):
+        assert groups.wrong(ObjectKind.BLOB, payload[:cut])
+    with pytest.raises(ValueError, match="unknown form"):
+        groups.members(payload + b"\0")
+
+
+_GROUP = (
+    "0300000002000000310000005f000000120000003500000028b52ffd000045010072c2070bd03dd2b664661740c14b63b06642cfa15c61"
+    "e2e5d79ad03ff46a1af9b5010100b6cf390628b52ffd00004d0000107421010010cf2004c19762b43f07f95830e3801f59ba1ba41dc2e6"
+    "75d4ae8570c3a8efbe5107652e4e0000003f6c50192e6497da76a86589925902004fa979750b77f9ee62da8e66a7b4cf13110000008c90"
+    "70adc6dbf8b0899a38d97201b7661dea846aef036a0f9c23606ba229e04a35000000"
+)
+_SHARE = "67000000"

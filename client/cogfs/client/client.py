@@ -49,7 +49,8 @@ class Client:
         """Drops what no snapshot needs any more from the store, and gives back its space.
 
         What came into the store no longer ago than ``grace`` (an hour) stays. With ``thorough`` every file of the store
-        is rewritten of which anything is dropped, and not only those of which a quarter is.
+        is rewritten of which anything is dropped, and not only those of which a quarter is, and what is like each other
+        is put together where that takes less.
         """
         request = admin_pb2.CollectRequest(thorough=thorough)
         if grace is not None:

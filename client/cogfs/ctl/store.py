@@ -24,7 +24,10 @@ def gc(
     ] = None,
     thorough: Annotated[
         bool,
-        typer.Option("--thorough", help="Rewrite every file of the store of which anything goes, not a quarter."),
+        typer.Option(
+            "--thorough",
+            help="Rewrite every file of the store of which anything goes, and pack what is like each other.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:

@@ -82,7 +82,9 @@ class CollectRequest(_message.Message):
     GRACE_FIELD_NUMBER: _builtins.int
     THOROUGH_FIELD_NUMBER: _builtins.int
     thorough: _builtins.bool
-    """Rewrite every file of the store of which anything is dropped, and not only those of which a quarter is."""
+    """Rewrite every file of the store of which anything is dropped, and not only those of which a quarter is; and put
+    together what is like each other, where that takes less. (It is done in the background, too, when the machine is idle.)
+    """
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
         """What came into the store no longer ago than this stays, needed or not: if it is unset, store.gc_grace of the configuration, an hour."""

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from cogfs.store import codec
 from cogfs.store.errors import Corrupt
+from cogfs.store.groups import Groups
 from cogfs.store.hashing import hash_object
 from cogfs.store.location import Location
-from cogfs.store.packs import Packs
 from cogfs.store.records import RECORD_HEADER_SIZE
 from cogfs.store.schema import Hash
 
@@ -64,7 +64,7 @@ def follow(find: Callable[[Hash], Location | None], name: Hash, location: Locati
     return Chain(tuple(links))
 
 
-def read(packs: Packs, chain: Chain) -> bytes:
+def read(groups: Groups, chain: Chain) -> bytes:
     """The verified bytes of the object. Corrupt, whose ``source`` is the one of the chain that is damaged; StoreIO."""
     name, location = chain.links[0]
     if chain.broken:
@@ -72,28 +72,31 @@ def read(packs: Packs, chain: Chain) -> bytes:
     try:
         data = b""
         for _, where in reversed(chain.links):
-            data = _decode(packs, where, data)
+            data = _decode(groups, where, data)
     except ValueError as error:
-        raise _damaged(packs, chain, f"it cannot be decoded ({error})") from error
+        raise _damaged(groups, chain, f"it cannot be decoded ({error})") from error
     except Corrupt as error:
-        raise _damaged(packs, chain, str(error)) from error
+        raise _damaged(groups, chain, str(error)) from error
     if hash_object(location.kind, data) != name:
-        raise _damaged(packs, chain, "its content does not match its hash")
+        raise _damaged(groups, chain, "its content does not match its hash")
     return data
 
 
-def _decode(packs: Packs, where: Location, base: bytes) -> bytes:
-    payload = packs.read(where.pack, where.offset + RECORD_HEADER_SIZE, where.stored)
+def _decode(groups: Groups, where: Location, base: bytes) -> bytes:
+    if where.is_grouped:
+        return groups.read(where)
+    payload = groups.packs.read(where.pack, where.offset + RECORD_HEADER_SIZE, where.stored)
     return codec.decode(where.codec, payload, where.raw, base)
 
 
-def _damaged(packs: Packs, chain: Chain, why: str) -> Corrupt:
+def _damaged(groups: Groups, chain: Chain, why: str) -> Corrupt:
     """The error for a chain that gives no right bytes. StoreIO."""
+    groups.forget()
     name = chain.links[0].name
     data = b""
     for link_name, where in reversed(chain.links[1:]):
         try:
-            data = _decode(packs, where, data)
+            data = _decode(groups, where, data)
             if hash_object(where.kind, data) == link_name:
                 continue
         except (ValueError, Corrupt):

@@ -16,7 +16,7 @@ from cogfs.store.errors import Corrupt, NotFound, StoreError
 from cogfs.store.hashing import HASH_SIZE
 from cogfs.store.location import Location
 from cogfs.store.naming import Root, roots
-from cogfs.store.objects import Objects
+from cogfs.store.objects import Objects, says
 from cogfs.store.packs import Packs
 from cogfs.store.reach import Affected, Interrupted, Reach
 from cogfs.store.records import RECORD_HEADER_SIZE, parse_record_header
@@ -182,6 +182,7 @@ class Check:
     def check_index(self) -> None:
         """Each object of the index lies before the end of a pack, in a record that says the same of it; its base is
         there."""
+        grouped: dict[tuple[int, int], list[tuple[Hash, Location]]] = {}
         for name, row in self._pairs(Table.OBJECTS):
             self.report.objects += 1
             try:
@@ -191,9 +192,17 @@ class Check:
             except ValueError as error:
                 self._tell("index", f"the row of object {name.hex()} cannot be read: {error}", name)
                 continue
-            problem = record_trouble(self._objects, self._packs, name, location)
+            problem = record_trouble(self._objects, self._packs, name, location, in_group=True)
             if problem and self._still(name, location):
                 self._tell("index", f"object {name.hex()} {problem}", name)
+            elif location.is_grouped:
+                grouped.setdefault(location.record, []).append((name, location))
+        for members in grouped.values():
+            self._go_on()
+            where = dict(members)
+            for name, problem in group_trouble(self._objects, members).items():
+                if self._still(name, where[name]):
+                    self._tell("index", f"object {name.hex()} {problem}", name)
 
     def _still(self, name: Hash, location: Location) -> bool:
         """The index has not changed meanwhile."""
@@ -206,7 +215,7 @@ class Check:
             try:
                 location = Location.decode(row)
                 self._objects.read(name, location.kind)
-                self.report.bytes_read += location.stored
+                self.report.bytes_read += location.size
             except NotFound:
                 continue  # dropped meanwhile
             except ValueError:
@@ -291,8 +300,18 @@ class Check:
             self.report.untold += 1
 
 
-def record_trouble(objects: Objects, packs: Packs, name: Hash, location: Location) -> str:
-    """What is wrong with a record, but for its payload; empty: nothing."""
+def group_trouble(objects: Objects, members: list[tuple[Hash, Location]]) -> dict[Hash, str]:
+    """Which of these objects are not in the group in which the index has them all, and why."""
+    try:
+        table = objects.group(members[0][1])
+    except StoreError as error:
+        return {name: f"is not where the index says: {error}" for name, _ in members}
+    return {name: "is not in its group as the index says" for name, location in members if table.get(name) != location}
+
+
+def record_trouble(objects: Objects, packs: Packs, name: Hash, location: Location, *, in_group: bool = False) -> str:
+    """What is wrong with a record, but for its payload; empty: nothing. ``in_group``: whether its group has the object
+    is looked at elsewhere."""
     end = objects.ends().get(location.pack)
     if end is None or location.end > end:
         return f"is said to be in pack {location.pack:08x}, which does not reach so far"
@@ -301,14 +320,9 @@ def record_trouble(objects: Objects, packs: Packs, name: Hash, location: Locatio
         header = parse_record_header(head)
     except (StoreError, ValueError) as error:
         return f"is not where the index says: {error}"
-    if (header.hash, header.kind, header.codec, header.stored, header.raw, header.base) != (
-        name,
-        location.kind,
-        location.codec,
-        location.stored,
-        location.raw,
-        location.base,
-    ):
+    if not says(header, name, location):
         return "is not what the index says"
+    if location.is_grouped:
+        return "" if in_group else group_trouble(objects, [(name, location)]).get(name, "")
     broken = objects.broken(name, location)
     return f"cannot be decoded: {broken}" if broken else ""

@@ -44,6 +44,8 @@ class Codec(enum.IntEnum):
     ZSTD = 1
     #: One frame with the raw bytes of the base object as its dictionary, without content size and checksum.
     ZSTD_DELTA = 2
+    #: Many objects in frames of their own (``groups``).
+    GROUP = 3
 
 
 class _Tools(threading.local):
@@ -85,11 +87,12 @@ def encode_against(data: bytes | memoryview, base: bytes) -> tuple[Codec, bytes 
         write_content_size=False,
         write_dict_id=False,
     )
-    frame = zstandard.ZstdCompressor(dict_data=_dictionary(base), compression_params=parameters).compress(data)
+    frame = zstandard.ZstdCompressor(dict_data=dictionary(base), compression_params=parameters).compress(data)
     return (Codec.ZSTD_DELTA, frame) if len(frame) <= most else plain
 
 
-def _dictionary(base: bytes) -> zstandard.ZstdCompressionDict:
+def dictionary(base: bytes) -> zstandard.ZstdCompressionDict:
+    """``base`` as it is, for a compressor or a decompressor."""
     return zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
@@ -120,7 +123,7 @@ def decode(codec: int, payload: bytes, raw_length: int, base: bytes = b"") -> by
             if codec == Codec.ZSTD:
                 decompressor = _tools.decompressor
             else:
-                decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary(base))
+                decompressor = zstandard.ZstdDecompressor(dict_data=dictionary(base))
             data = decompressor.decompress(payload, max_output_size=raw_length)
         except (zstandard.ZstdError, MemoryError, OverflowError) as error:
             raise ValueError(str(error)) from error

@@ -8,18 +8,19 @@ to be full it is ended, the map grows, and the list is done again in a new trans
 from __future__ import annotations
 
 import enum
+import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
 from cogfs.store.errors import Corrupt, NoSpace, StoreError, StoreIO, of_index, of_system, translated
-from cogfs.store.files import make_private
+from cogfs.store.files import make_private, sync_directory
 from cogfs.store.gate import Gate
 from cogfs.store.steps import step
 
@@ -28,6 +29,13 @@ MAP_SIZE = 1024 * 1024 * 1024
 _MAX_READERS = 1000
 #: Room for the table of readers, 64 bytes each, with some to spare.
 _LOCK_FILE_SIZE = 80 * 1024
+_DATA = "data.mdb"
+#: The index while it is written anew.
+_COPY = "data.mdb.new"
+#: Rows that are copied before it is asked whether to go on.
+_ROWS = 5000
+#: A copy that is not so much smaller than the index is not worth it.
+_SMALLER = 8
 #: A change starts with at least so much of the map free.
 _HEADROOM = 4 * 1024 * 1024
 _MEMORY = "/dev/shm"
@@ -68,6 +76,11 @@ class View:
     def __init__(self, transaction: lmdb.Transaction[bytes], tables: dict[Table, Any]) -> None:
         self._transaction = transaction
         self._tables = tables
+
+    @property
+    def number(self) -> int:
+        """Of the transaction that wrote last what is seen."""
+        return self._transaction.id()
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The value of ``key``, or None."""
@@ -235,7 +248,8 @@ class Database:
         with translated("opening its index"):
             # LMDB maps this file and makes it sparse; on a full disk the first touch of a hole would kill the process.
             make_private(directory / "lock.mdb", _LOCK_FILE_SIZE)
-            used = make_private(directory / "data.mdb", 0)
+            used = make_private(directory / _DATA, 0)
+            (directory / _COPY).unlink(missing_ok=True)
             self._map_size = map_size
             while self._map_size < 2 * used:
                 self._map_size *= 2
@@ -337,7 +351,7 @@ class Database:
     def size(self) -> int:
         """Bytes of the index on disk; 0 when that cannot be told."""
         try:
-            return (self._directory / "data.mdb").stat().st_blocks * 512
+            return (self._directory / _DATA).stat().st_blocks * 512
         except OSError:
             return 0  # A daemon whose disk is gone still says what it is.
 
@@ -362,6 +376,76 @@ class Database:
                 self._lost = True
                 self._open()
                 self._lost = False
+
+    def copy(self, goes_on: Callable[[], bool]) -> int | None:
+        """Writes all rows anew, beside the index and without gaps, and makes that durable: for ``take_copy``. Gives the
+        number of the transaction whose state it is; None when the copy would not be much smaller, or is not made for
+        want of room, since ``goes_on`` says so, or since somebody waits for all readers to end."""
+        path = self._directory / _COPY
+        number = None
+        try:
+            path.unlink(missing_ok=True)
+            place = os.statvfs(self._directory)
+            if place.f_bavail * place.f_frsize > 2 * self.size() + _HARDLY_ANY:
+                number = self._copy_to(path, lambda: goes_on() and not self._gate.wanted)
+        except (lmdb.Error, OSError, StoreError):
+            pass  # The index stays as it is.
+        if number is None:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        return number
+
+    def _copy_to(self, path: Path, goes_on: Callable[[], bool]) -> int | None:
+        make_private(path, 0)
+        with self.view() as view:
+            environment = lmdb.open(
+                str(path), subdir=False, map_size=self._map_size, max_dbs=len(Table), lock=False, sync=False
+            )
+            try:
+                tables = {table: environment.open_db(table.encode()) for table in Table}
+                for table in Table:
+                    rows = view.scan(table)
+                    while part := list(itertools.islice(rows, _ROWS)):
+                        if not goes_on():
+                            return None
+                        with environment.begin(db=tables[table], write=True) as transaction:
+                            transaction.cursor().putmulti(part, append=True)
+                environment.sync(True)
+                if path.stat().st_size * _SMALLER > (self._directory / _DATA).stat().st_size * (_SMALLER - 1):
+                    return None
+                with environment.begin() as transaction:
+                    for table in Table:
+                        if not goes_on():
+                            return None
+                        for ours, theirs in itertools.zip_longest(
+                            view.scan(table), transaction.cursor(db=tables[table])
+                        ):
+                            if ours != theirs:
+                                return None
+                return view.number
+            finally:
+                environment.close()
+
+    def take_copy(self, number: int) -> int:
+        """Puts the copy into the place of the index, unless something was written since transaction ``number``. Gives
+        the bytes that the index is smaller by. Waits for readers; no change may be open, and none may begin."""
+        path, copy = self._directory / _DATA, self._directory / _COPY
+        with self._gate.alone(), translated("putting a smaller index into its place"):
+            if self._closed or self._lost or self._environment.info()["last_txnid"] != number:
+                copy.unlink(missing_ok=True)
+                return 0
+            saved = path.stat().st_size - copy.stat().st_size
+            step("compact.copied")
+            self._environment.close()
+            self._lost = True
+            try:
+                os.rename(copy, path)
+                step("compact.renamed")
+                sync_directory(self._directory)
+            finally:
+                self._open()
+                self._lost = False
+            return saved
 
     def _ready(self) -> None:
         """Opens the environment that was lost, as the disk may be well again. StoreError while it is not."""
@@ -395,7 +479,7 @@ def _lock_in_memory(directory: Path) -> Iterator[tuple[Path, bool]]:
     try:
         try:
             make_private(aside / "index-lock", _LOCK_FILE_SIZE)
-            os.symlink(os.path.abspath(directory / "data.mdb"), aside / "index")
+            os.symlink(os.path.abspath(directory / _DATA), aside / "index")
         except OSError:
             yield directory, True
         else:

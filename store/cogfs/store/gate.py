@@ -45,6 +45,11 @@ class Gate:
         """This thread is inside."""
         return self._depth.value > 0
 
+    @property
+    def wanted(self) -> bool:
+        """Somebody is, or waits to be, alone."""
+        return self._alone
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Waits until nobody is inside, and keeps everybody out. RuntimeError when this thread is inside itself."""

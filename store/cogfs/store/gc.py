@@ -16,6 +16,9 @@ then is its file removed, and at last the row that said so. Packs of which nothi
 give back space without taking any. A collection that is interrupted or killed at any point has moved some objects and
 dropped some that nobody needs; the next one does the rest.
 
+**Groups** (``groups``) go as a whole. As long as anything in one is needed it is kept, and moved; what is not needed of
+it leaves the index.
+
 **What cannot be read.** A tree, or a list of chunks, that is damaged hides what it names: nobody knows then what is
 needed, and a repair may bring it back. So nothing at all is dropped when something that is needed cannot be read, or
 is not there, unless a repair has found that it is in no pack any more (table ``lost``): then what is still reached
@@ -92,7 +95,16 @@ class _Pack:
     live: int = 0
     dead: int = 0
     live_bytes: int = 0
+    #: Offsets of the groups of which something is needed.
+    groups: set[int] = field(default_factory=set)
+    #: Offsets of the groups of which something is not.
+    shrunk: set[int] = field(default_factory=set)
     places: list[tuple[int, Hash, Location]] = field(default_factory=list)
+
+    @property
+    def hollow(self) -> set[int]:
+        """Offsets of the groups of which some is needed and some is not."""
+        return self.groups & self.shrunk
 
 
 class Collection:
@@ -199,7 +211,7 @@ class Collection:
         growing = self._packs.end()[0]
         found = self._look(sweep)
         chosen = self._choose(found, growing, thorough)
-        if not chosen:
+        if not chosen and not any(pack.hollow for pack in found.values()):
             return
         # Of a pack that is left it is known later how much of it is of no use.
         for number in chosen | {location.pack for location in loose.values()}:
@@ -207,6 +219,7 @@ class Collection:
         # Nothing is appended to them any more, and what was put into them meanwhile is in the index from here on.
         self._edit(lambda change: None)
         self._drop_loose(loose, goes_on)
+        self._drop_members({number: pack for number, pack in found.items() if number not in chosen}, sweep, goes_on)
         waiting = sorted(chosen, key=lambda number: found[number].live_bytes)
         while waiting:
             group = [waiting.pop(0)]
@@ -227,6 +240,22 @@ class Collection:
             step("gc.loosened")
             self._drop(order[start : start + _STEP_RECORDS], 0)
 
+    def _drop_members(self, packs: dict[int, _Pack], sweep: Sweep, goes_on: Callable[[], bool]) -> None:
+        """Drops what is not needed of groups that stay where they are. Their bytes stay until a repack makes the group
+        anew, which goes by what the index has of it."""
+        hollow = {(number, offset) for number, pack in packs.items() for offset in pack.hollow}
+        dead: list[tuple[Hash, Location]] = []
+        for name, location in self._located() if hollow else ():
+            if location.is_grouped and location.record in hollow and not sweep.keeps(name, location):
+                dead.append((name, location))
+            if len(dead) == _STEP_RECORDS:
+                if not goes_on():
+                    raise Interrupted
+                self._drop(dead, 0)
+                dead = []
+        if dead:
+            self._drop(dead, 0)
+
     def _look(self, sweep: Sweep) -> dict[int, _Pack]:
         """All packs that the index knows."""
         found = {number: _Pack() for number in self._objects.ends()}
@@ -234,9 +263,16 @@ class Collection:
             pack = found.setdefault(location.pack, _Pack())
             if sweep.keeps(name, location):
                 pack.live += 1
-                pack.live_bytes += location.end - location.offset
+                if not location.is_grouped:
+                    pack.live_bytes += location.size
+                elif location.offset not in pack.groups:
+                    # As long as anything in it is needed, the whole of it stays.
+                    pack.groups.add(location.offset)
+                    pack.live_bytes += location.end - location.offset
             else:
                 pack.dead += 1
+                if location.is_grouped:
+                    pack.shrunk.add(location.offset)
         return found
 
     def _choose(self, found: dict[int, _Pack], growing: int, thorough: bool) -> set[int]:
@@ -252,8 +288,9 @@ class Collection:
         small = {number for number in sizes if number != growing and ends[number] * _SMALL_PACKS < self._packs.limit}
         if len(small) >= _SMALL_PACKS:
             chosen |= small
-        if not found.get(growing, _Pack()).dead and growing not in small:
-            # What is new is in it: only what is dropped is worth another one.
+        much = growing in sizes and waste[growing] * _WASTE >= sizes[growing]
+        if not found.get(growing, _Pack()).dead and growing not in small and not much:
+            # What is new is in it: only what is dropped is worth another one, or what a repack has left behind.
             chosen.discard(growing)
         self._report.waste = sum(size for number, size in waste.items() if number not in chosen)
         return chosen
@@ -285,14 +322,17 @@ class Collection:
             dead: list[tuple[Hash, Location]] = []
             size = count = 0
             while places and count < _STEP_RECORDS and size < _STEP_BYTES:
-                _, name, location = places.popleft()
-                count += 1
-                if not sweep.keeps(name, location):
-                    dead.append((name, location))
+                offset = places[0][0]
+                members: list[tuple[Hash, Location]] = []
+                while places and places[0][0] == offset:
+                    _, name, location = places.popleft()
+                    count += 1
+                    (members if sweep.keeps(name, location) else dead).append((name, location))
+                if not members:
                     continue
-                size += location.end - location.offset
+                size += members[0][1].end - offset
                 try:
-                    self._objects.move(name, location)
+                    self._objects.move(members)
                 except Corrupt as error:
                     whole = False
                     self._unreadable.setdefault(("", ""), str(error))

@@ -20,6 +20,9 @@ base is there before it, in the packs and in the index, and stays as long as it 
 - What has a record already is put anew without a base, whatever is wrong with that record. So no object comes to need
   itself: the bases of what is put now were all there when it was not.
 - A delta of which a base is gone or damaged counts as absent for those who put or keep it.
+
+**Groups.** An object may be one of many in a record (``groups``), which needs nothing outside of it. A repack puts
+those that are there into such records; for them that is no more than another place, as a move of a collection is.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ from __future__ import annotations
 import errno
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cogfs.store import chains, codec
+from cogfs.store import chains, codec, groups
 from cogfs.store.database import Change, Database, Table, View, check_number
 from cogfs.store.errors import Corrupt, NotFound, StoreError, StoreIO, of_system, translated
 from cogfs.store.hashing import hash_object
@@ -40,6 +43,7 @@ from cogfs.store.packs import Packs, Record
 from cogfs.store.recent import Position, Recent
 from cogfs.store.records import (
     NO_BASE,
+    NO_NAME,
     PACK_HEADER_SIZE,
     RECORD_HEADER_SIZE,
     RecordHeader,
@@ -103,6 +107,7 @@ class Objects:
     def __init__(self, database: Database, packs: Packs) -> None:
         self._database = database
         self._packs = packs
+        self._groups = groups.Groups(packs)
         self._lock = threading.Lock()
         self._pending: dict[Hash, Location] = {}
         #: Packs whose sync failed. The system may have dropped what it could not write, and would not say so again.
@@ -114,6 +119,8 @@ class Objects:
         self._epoch = 0
         #: Whether objects may be put against others: the format of the store has to allow it.
         self.deltas = False
+        #: Whether objects may be put into groups: likewise.
+        self.grouping = False
         self._ends: dict[int, int] = {}
         #: Packs that are to be removed, or were, and have a row that says so.
         self._removed: set[int] = set()
@@ -135,6 +142,8 @@ class Objects:
 
         def take(record: Record) -> bool:
             header = record.header
+            if header.codec == codec.Codec.GROUP:
+                return take_group(record)
             base = b""
             if header.codec == codec.Codec.ZSTD_DELTA and header.base != NO_BASE:
                 try:
@@ -154,9 +163,20 @@ class Objects:
             )
             return True
 
+        def take_group(record: Record) -> bool:
+            problem = groups.wrong(record.header.kind, record.payload)
+            if problem:
+                raise ValueError(problem)
+            needed = False
+            for name, location in groups.places(record.header.kind, record.pack, record.offset, record.payload):
+                if name not in self._pending and view.get(Table.OBJECTS, name) is None:
+                    self._pending[name] = location
+                    needed = True
+            return needed
+
         met = self._packs.settle(self._ends, take, self._removed)
         self._suspect |= met.suspect
-        size = sum(location.end - location.offset for location in self._pending.values())
+        size = sum(location.size for location in self._pending.values())
         return Recovered(len(self._pending), size, met.dropped, tuple(sorted(met.unreadable)))
 
     # --- objects
@@ -286,7 +306,7 @@ class Objects:
         chain = chains.follow(self.find, name, self.locate(name, kind))
         while True:
             try:
-                return chains.read(self._packs, chain)
+                return chains.read(self._groups, chain)
             except StoreError as error:
                 # A collection may have moved some of it, and removed the pack, since it was looked up.
                 now = chains.follow(self.find, name, self.locate(name, kind))
@@ -350,17 +370,19 @@ class Objects:
 
     def _move_suspects(self) -> None:
         """Writes what is pending in a suspect pack to another one, while its bytes can still be read."""
-        for name, location in list(self._pending.items()):
-            if location.pack not in self._suspect:
-                continue
+        records: dict[tuple[int, int], list[tuple[Hash, Location]]] = {}
+        for name, location in self._pending.items():
+            if location.pack in self._suspect:
+                records.setdefault(location.record, []).append((name, location))
+        for members in records.values():
+            name, location = members[0]
             try:
                 head, payload = self._record(name, location)
             except StoreError as error:
                 raise Corrupt(
                     f"object {name.hex()} could not be written to disk and is lost; start the daemon again", name
                 ) from error
-            pack, offset = self._packs.append(head, payload)
-            self._pending[name] = location._replace(pack=pack, offset=offset)
+            self._place_pending(members, *self._packs.append(head, payload))
         for number in self._suspect:
             self._packs.forget(number)
 
@@ -372,14 +394,37 @@ class Objects:
             self._sweep = sweep
             self._epoch += 1
 
-    def move(self, name: Hash, location: Location) -> None:
-        """Copies the record of an object to the pack that grows, from where the next commit names it. Corrupt when it
-        is damaged; NoSpace and StoreIO leave everything as it was."""
-        head, payload = self._record(name, location)
+    def move(self, members: Sequence[tuple[Hash, Location]]) -> None:
+        """Copies a record to the pack that grows, from where the next commit names it: that of an object, or that of
+        some objects of one group. Corrupt when it is damaged; NoSpace and StoreIO leave everything as it was."""
+        head, payload = self._record(*members[0])
         with self._lock:
-            if name not in self._pending:
-                pack, offset = self._packs.append(head, payload, copy=True)
-                self._pending[name] = location._replace(pack=pack, offset=offset)
+            left = [(name, location) for name, location in members if name not in self._pending]
+            if left:
+                self._place_pending(left, *self._packs.append(head, payload, copy=True))
+
+    def regroup(self, kind: ObjectKind, payload: bytes) -> None:
+        """Gives objects that are there the group ``payload`` for their record, from where the next commit names them.
+        No collection may go on. NoSpace and StoreIO leave everything as it was."""
+        raw = sum(member.raw for member in groups.members(payload))
+        head = record_header(kind, codec.Codec.GROUP, NO_NAME, raw, payload)
+        with self._lock:
+            pack, offset = self._packs.append(head, payload, copy=True)
+            for name, location in groups.places(kind, pack, offset, payload):
+                # What was put anew meanwhile may be so because the other record is damaged.
+                if name not in self._pending:
+                    self._pending[name] = location
+
+    def _place_pending(self, members: Sequence[tuple[Hash, Location]], pack: int, offset: int) -> None:
+        for name, location in members:
+            self._pending[name] = location._replace(pack=pack, offset=offset)
+
+    def group(self, location: Location) -> dict[Hash, Location]:
+        """The objects of the group in which ``location`` is, in order. Corrupt; StoreIO."""
+        try:
+            return self._groups.table(location)
+        except ValueError as error:
+            raise Corrupt(f"a group in pack {location.pack:08x} is damaged: {error}") from error
 
     def _record(self, name: Hash, location: Location) -> tuple[bytes, bytes]:
         """Header and payload of the record of an object, both checked by their CRCs and against the index. Corrupt."""
@@ -387,10 +432,14 @@ class Objects:
         head, payload = record[:RECORD_HEADER_SIZE], record[RECORD_HEADER_SIZE:]
         try:
             header = parse_record_header(head)
-            wanted = RecordHeader(
-                location.kind, location.codec, location.stored, location.raw, name, location.base, zlib.crc32(payload)
-            )
-            if header != wanted:
+            if zlib.crc32(payload) != header.checksum:
+                raise ValueError("its payload does not match its checksum")
+            if location.is_grouped:
+                found = groups.places(header.kind, location.pack, location.offset, payload)
+                same = header.codec == location.codec and (name, location) in found
+            else:
+                same = says(header, name, location)
+            if not same:
                 raise ValueError("its record is of something else")
         except ValueError as error:
             raise Corrupt(f"object {name.hex()} is damaged: {error}", name) from error
@@ -514,6 +563,19 @@ class Objects:
             for location in self._pending.values():
                 ends[location.pack] = max(location.end, ends.get(location.pack, PACK_HEADER_SIZE))
         return len(ends), sum(ends.values())
+
+
+def says(header: RecordHeader, name: Hash, location: Location) -> bool:
+    """Whether a header is that of the record of an object, or of the group that it is in."""
+    if location.is_grouped:
+        return (header.hash, header.kind, header.codec, header.stored, header.base) == (
+            NO_NAME,
+            location.kind,
+            location.codec,
+            location.stored,
+            NO_BASE,
+        )
+    return header[:-1] == (location.kind, location.codec, location.stored, location.raw, name, location.base)
 
 
 def _ends(batch: Batch) -> dict[int, int]:

@@ -71,6 +71,12 @@ class Place:
         """Where the packs are."""
         return self.path / PACKS
 
+    def room(self) -> int:
+        """Bytes that are left on the disk. StoreIO."""
+        with translated("looking how much room there is"):
+            place = os.statvfs(self.path)
+        return place.f_bavail * place.f_frsize
+
     def close(self) -> None:
         """Gives the lock back."""
         os.close(self._lock)

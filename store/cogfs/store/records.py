@@ -28,6 +28,8 @@ RECORD_HEADER_SIZE = _RECORD_HEADER.size + _CRC.size
 
 #: The base of a record that needs none.
 NO_BASE = bytes(HASH_SIZE)
+#: The name of a record that has many objects.
+NO_NAME = bytes(HASH_SIZE)
 
 
 class RecordHeader(NamedTuple):

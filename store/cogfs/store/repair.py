@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cogfs.store import chains, codec, trees
+from cogfs.store import chains, codec, groups, trees
 from cogfs.store.check import AffectedPath, Check, record_trouble
 from cogfs.store.database import Change, Database, Table
 from cogfs.store.errors import Corrupt, NotFound
@@ -75,6 +75,7 @@ class Repair:
         self._objects = objects
         self._packs = packs
         self._edit = edit
+        self._groups = groups.Groups(packs)
         self._report = Repaired()
         #: Objects that are where the index says, and good copies in other places.
         self._good: set[Hash] = set()
@@ -140,6 +141,11 @@ class Repair:
         for number, end in sorted(self._objects.ends().items()):
             for record in self._packs.salvage(number, end):
                 header = record.header
+                if header.codec == codec.Codec.GROUP:
+                    if not groups.wrong(header.kind, record.payload):
+                        for name, location in groups.places(header.kind, number, record.offset, record.payload):
+                            self._sort(name, location)
+                    continue
                 location = Location(
                     number, record.offset, header.stored, header.raw, header.kind, header.codec, header.base
                 )
@@ -194,7 +200,7 @@ class Repair:
 
     def _decoded(self, name: Hash, location: Location) -> bytes | None:
         try:
-            return chains.read(self._packs, chains.follow(self._copy_of, name, location))
+            return chains.read(self._groups, chains.follow(self._copy_of, name, location))
         except Corrupt:
             return None
 
@@ -211,9 +217,10 @@ class Repair:
             location = Location.decode(row)
             # It may have been moved, or put, since the packs were looked through.
             data = self._objects.read(name, location.kind)
-            if not record_trouble(self._objects, self._packs, name, location):
+            if not location.is_grouped and not record_trouble(self._objects, self._packs, name, location):
                 return
-            # Its bytes are right, and the record does not say so: a collection could not move it.
+            # Its bytes are right, and the record does not say so, or something else in its group is damaged: a
+            # collection could not move it.
             self._objects.renew(name, location.kind, data)
             self._report.found += 1
             return
@@ -237,11 +244,14 @@ class Repair:
             self._packs.leave(number)
             self._edit(lambda change: None)
             start = b""
+            records: dict[int, list[tuple[Hash, Location]]] = {}
             while part := self._objects.located(start, _ROWS):
                 start = part[-1][0] + b"\0"
                 for name, location in part:
                     if location.pack == number:
-                        self._objects.move(name, location)
+                        records.setdefault(location.offset, []).append((name, location))
+            for members in records.values():
+                self._objects.move(members)
             self._edit(lambda change, number=number: self._objects.give_up(number, change))  # type: ignore[misc]
             self._objects.remove(number)
 

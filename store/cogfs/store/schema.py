@@ -14,7 +14,7 @@ import msgspec
 Hash = bytes
 
 #: The format of everything below; a store of a newer one is refused, and one of an older one is brought to this.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 NO_HASH = b""
 

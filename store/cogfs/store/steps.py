@@ -54,6 +54,15 @@ COLLECTION_STEPS = (
 _armed: Callable[[str], None] | None = None
 _lock = threading.Lock()
 
+#: Steps of a repack, for each group, and then for the index; likewise, and then those of a collection come.
+REPACK_STEPS = (
+    "repack.made",
+    "repack.written",
+    "repack.committed",
+    "compact.copied",
+    "compact.renamed",
+)
+
 
 def step(label: str) -> None:
     """Passes the step ``label``."""

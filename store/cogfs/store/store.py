@@ -32,6 +32,7 @@ from cogfs.store.packs import Packs
 from cogfs.store.place import Place, check_version
 from cogfs.store.recent import GRACE
 from cogfs.store.records import NO_BASE
+from cogfs.store.repack import Repack, Repacked
 from cogfs.store.repair import Repair, Repaired, Retake
 from cogfs.store.rows import Reader, Writer
 from cogfs.store.schema import FORMAT_VERSION, NO_HASH, Chunks, Hash, ObjectKind, Tree, TreeEntry
@@ -42,6 +43,9 @@ from cogfs.store.usage import Usage, too_many, use
 
 _FORMAT_KEY = b"format"
 _FORMAT_SIZE = 4
+#: The formats in which objects may be stored against others, and in groups.
+_DELTAS_SINCE = 2
+_GROUPS_SINCE = 3
 #: Threads that hash and compress the pieces of large files, and pieces of one file that they may have.
 _THREADS = max(2, min(4, os.cpu_count() or 2))
 _PIECES_UNDER_WAY = 2 * _THREADS
@@ -68,6 +72,8 @@ class Store:
         #: Names in rows that were written since a collection began; None while there is none.
         self._named: set[Hash] | None = None
         self._collecting = threading.Lock()
+        #: What a repack has tried, and what did not pay.
+        self._vain: set[int] = set()
         #: How often rows were deleted that named objects.
         self.deletions = 0
         self._pieces = ThreadPoolExecutor(_THREADS, thread_name_prefix="pieces")
@@ -79,7 +85,9 @@ class Store:
             try:
                 version = self._check_format()
                 self._objects = Objects(self._database, self._packs)
-                self._objects.deltas = self._upgrade(version)
+                version = self._upgrade(version)
+                self._objects.deltas = version >= _DELTAS_SINCE
+                self._objects.grouping = version >= _GROUPS_SINCE
                 # Without room for it they are left to the next start.
                 with suppress(NoSpace):
                     self._forget_removed()
@@ -385,6 +393,67 @@ class Store:
             finally:
                 self._named = None
 
+    def repack(
+        self,
+        more_roots: Callable[[], Iterable[Root]] = tuple,
+        *,
+        grace: float = GRACE,
+        patience: float = 60.0,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> Repacked:
+        """Puts objects that are like each other together where that saves much, as far as snapshots need them
+        (``repack``), collects what is of no use then, and takes the gaps out of the index.
+
+        The arguments are those of ``collect``. It takes as much room as two packs and the index, and does what it can
+        with less, but leaves what a collection needs: one pack and the index. It may be interrupted at any time, and
+        goes on the next time. Store errors leave a store in which nothing is lost.
+        """
+        total = Repacked()
+        if not self._objects.grouping:
+            total.deferred = "the store has an older format"
+            return total
+
+        def still() -> bool:
+            return goes_on() and not self._closed
+
+        while True:
+            # A collection needs the room of a pack to give back any, and the index may grow meanwhile.
+            reserve = self._packs.limit + self._database.size()
+            limit = min(self._packs.limit, self._place.room() - reserve)
+            if limit <= 0:
+                total.deferred, total.full = "there is hardly any room on the disk", True
+                break
+            with self._collecting:
+                self._check_open()
+                done = Repack(self._database, self._objects, self._edit, self._vain).run(limit, still)
+            total.add(done)
+            if not done.groups:
+                break
+            # A disk that is nearly full needs each byte that is of no use.
+            scarce = done.full or self._place.room() < self._packs.limit + reserve
+            collected = self.collect(more_roots, grace=grace, thorough=scarce, patience=patience, goes_on=goes_on)
+            total.freed += collected.freed - done.after
+            total.packs += collected.packs
+            total.dropped += collected.objects
+            if collected.deferred:
+                total.deferred = total.deferred or collected.deferred
+                break
+            if not (done.more or done.full) or not still():
+                break
+        if total.groups and still():
+            total.index = self._compact(still)
+        return total
+
+    def _compact(self, goes_on: Callable[[], bool]) -> int:
+        """Takes the gaps out of the index, unless somebody writes to it meanwhile. Bytes that it is smaller by."""
+        with self._collecting:
+            number = self._database.copy(goes_on)
+            if number is None:
+                return 0
+            with self._writing():
+                self._check_open()
+                return self._database.take_copy(number)
+
     def check(
         self,
         more_roots: Callable[[], Iterable[Root]] = tuple,
@@ -499,9 +568,9 @@ class Store:
         self._set_version()
         return FORMAT_VERSION
 
-    def _upgrade(self, version: int) -> bool:
-        """Brings a store of an older format to the newest; whether it has that now. Where that cannot be done, for
-        want of room for example, the store goes on as it is, and the next start tries again.
+    def _upgrade(self, version: int) -> int:
+        """Brings a store of an older format to the newest, and says which one it has then. Where that cannot be done,
+        for want of room for example, the store goes on as it is, and the next start tries again.
 
         First an older version of cogfs must refuse it; only then is anything written that such a one does not know.
         """
@@ -513,8 +582,8 @@ class Store:
                     step("index.upgrade")
                 self._set_version()
         except (NoSpace, StoreIO):
-            return False
-        return True
+            return min(version, self._place.version)
+        return FORMAT_VERSION
 
     def _set_version(self) -> None:
         change = self._database.change()

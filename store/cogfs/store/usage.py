@@ -60,7 +60,7 @@ def use(
     while part := objects.located(start, _ROWS):
         start = part[-1][0] + b"\0"
         usage.raw += sum(where.raw for _, where in part)
-        usage.stored += sum(where.end - where.offset for _, where in part)
+        usage.stored += sum(where.size for _, where in part)
     found = [*roots(database), *more_roots()]
     graph = _Graph(objects, goes_on)
 
@@ -167,7 +167,7 @@ class _Graph:
                 return
         except StoreError:
             return
-        self._sizes[name] = location.end - location.offset
+        self._sizes[name] = location.size
         if location.base != NO_BASE:
             self._named[name] = (location.base + _RECORD if names_more else location.base,)
 

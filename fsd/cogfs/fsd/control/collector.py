@@ -1,4 +1,5 @@
 """Collecting what nothing in the store needs: on request, and in the background some time after snapshots were deleted.
+And putting together what is like each other, when much has come into the store and the machine is idle.
 
 Owns when that is done, and what is needed that no row names: the contents in the undo logs of boundaries that are not
 captured.
@@ -20,10 +21,11 @@ from cogfs.fsd.control.places import Places
 from cogfs.fsd.control.ports import Room
 from cogfs.fsd.undolog import UndoLog
 from cogfs.store.errors import StoreError
-from cogfs.store.gc import Collected
+from cogfs.store.gc import Collected, Unreadable
 from cogfs.store.naming import Root
 from cogfs.store.reach import Interrupted
 from cogfs.store.recent import GRACE
+from cogfs.store.repack import Repacked
 from cogfs.store.store import Store
 from cogfs.v1.reasons import Reason
 
@@ -38,8 +40,13 @@ _SHARE = 20
 _AFTER_START = 600.0
 #: Seconds for which what puts a collection off is waited for, at most.
 _LONGEST = 3600.0
-#: Snapshots that the log names as unreadable.
+#: Snapshots that the log names as unreadable, and damaged objects.
 _TOLD = 20
+#: Bytes that came into the store since the last repack, or that part of it, for another one to be worth while.
+_MUCH = 1024 * 1024
+_PART = 16
+#: Seconds between two repacks.
+_REPACK_INTERVAL = 3600.0
 #: Seconds for which operations that began before are waited for.
 _PATIENCE = 60.0
 _PATIENCE_IN_BACKGROUND = 600.0
@@ -71,11 +78,24 @@ class Collector:
             self._thread.join()
 
     def collect(self, grace: float, *, thorough: bool, goes_on: Callable[[], bool]) -> Collected:
-        """Collect now. Store errors; CogfsError IO when an undo log cannot be read."""
+        """Collect now, and repack when it is to be ``thorough``. Store errors; CogfsError IO when an undo log cannot be
+        read."""
+
+        def still() -> bool:
+            return goes_on() and not self._stop.is_set()
+
         with self._lock:
             self._asked += 1
         try:
-            return self._collect(grace, thorough, _PATIENCE, lambda: goes_on() and not self._stop.is_set())
+            done = self._collect(grace, thorough, _PATIENCE, still)
+            if thorough and not done.deferred:
+                more = self._repack(grace, _PATIENCE, still)
+                done.freed += more.freed
+                done.packs += more.packs
+                done.objects += more.dropped
+                done.unreadable += tuple(Unreadable("", "", reason) for reason in more.damaged)
+                done.deferred = more.deferred
+            return done
         finally:
             with self._lock:
                 self._asked -= 1
@@ -94,6 +114,25 @@ class Collector:
             bytes=done.freed,
             packs=done.packs,
             wasted=done.waste,
+            seconds=round(time.monotonic() - started, 3),
+        )
+        return done
+
+    def _repack(self, grace: float, patience: float, goes_on: Callable[[], bool]) -> Repacked:
+        started = time.monotonic()
+        done = self._store.repack(self.roots, grace=grace, patience=patience, goes_on=goes_on)
+        for reason in done.damaged[:_TOLD]:
+            _log.warning("repack.damaged", reason=reason)
+        if done.deferred:
+            _log.warning("repack.deferred", reason=done.deferred)
+        _log.info(
+            "repack.done",
+            objects=done.objects,
+            groups=done.groups,
+            before=done.before,
+            after=done.after,
+            bytes=done.freed,
+            index=done.index,
             seconds=round(time.monotonic() - started, 3),
         )
         return done
@@ -154,21 +193,35 @@ class Collector:
         delay = _INTERVAL
         #: When to look without a deletion: what was new at the last collection is not any more then.
         again = time.monotonic() + _AFTER_START
+        repack = _Repacking(self._store)
         while not self._stop.wait(_PAUSE):
             if self._budget.exceeded and not self._asked:
                 self._make_room()
             now = time.monotonic()
+            if repack.is_due(now) and not self._asked and not is_loaded():
+                try:
+                    done = self._repack(
+                        self.grace,
+                        _PATIENCE_IN_BACKGROUND,
+                        lambda: not self._stop.is_set() and not self._asked and not is_loaded(),
+                    )
+                    ended = not done.deferred
+                except (CogfsError, StoreError, OSError) as error:
+                    _log.warning("repack.deferred", reason=str(error))
+                    ended = False
+                repack.ended(now, time.monotonic(), whole=ended)
+                now = time.monotonic()
             deletions = self._store.deletions
             if now < not_before or is_loaded() or (deletions == seen and now < again):
                 continue
             try:
-                done = self._collect(
+                collected = self._collect(
                     self.grace,
                     False,
                     _PATIENCE_IN_BACKGROUND,
                     lambda: not self._stop.is_set() and not self._asked,
                 )
-                deferred = bool(done.deferred)
+                deferred = bool(collected.deferred)
             except (CogfsError, StoreError, OSError) as error:
                 _log.warning("gc.deferred", reason=str(error))
                 deferred = True
@@ -179,3 +232,24 @@ class Collector:
             # What puts it off may last.
             delay = min(2 * delay, _LONGEST) if deferred else _INTERVAL
             not_before = finished + max(delay, _SHARE * (finished - now))
+
+
+class _Repacking:
+    """When the next repack in the background is due."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        #: What had come into the store at the last one. What came before the start is looked at once.
+        self._seen = 0
+        self._not_before = time.monotonic() + _AFTER_START
+
+    def is_due(self, now: float) -> bool:
+        """Much came since the last one, which is some time ago."""
+        put = self._store.pack_bytes()
+        return now >= self._not_before and put - self._seen >= max(_MUCH, put // _PART)
+
+    def ended(self, began: float, now: float, *, whole: bool) -> None:
+        """One that began at ``began`` on the monotonic clock has ended, done or not."""
+        if whole:
+            self._seen = self._store.pack_bytes()
+        self._not_before = now + max(_REPACK_INTERVAL, _SHARE * (now - began))
