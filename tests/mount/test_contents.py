@@ -300,21 +300,30 @@ def forgotten(path: Path, tries: int = 50) -> bool:
 
 
 def test_content_that_is_not_in_memory_is_captured(start: Start) -> None:
-    """The worker waits for no disk."""
+    """The worker waits for no disk. What a quick disk has fetched by the time it is looked for is in memory."""
     worker = start(undo_log=True)
-    path = worker.mountpoint / "f"
-    path.write_bytes(data(4))
-    if not forgotten(worker.root / "f"):
-        pytest.skip("the filesystem keeps everything in memory")
     with worker.connect() as client:
-        boundary = client.boundary().generation
-        call = Call(path.unlink)
-        wanted = client.next_wanted()
-        assert (wanted.paths, wanted.logged, call.parked()) == ([b"f"], False, True)
-        was = Was(status_of(client, b"f"), hash=b"h" * 32)
-        client.expect(channel.Preserve(wanted.ticket, was), channel.Done)
-        assert call.wait() == 0
-        client.expect(channel.Sealed(boundary), channel.Done)
+        for number in range(30):
+            path = worker.mountpoint / f"f{number}"
+            path.write_bytes(data(4))
+            if not forgotten(worker.root / path.name):
+                break
+            boundary = client.boundary().generation
+            call = Call(path.unlink)
+            while call.parked() and not client.wanted:
+                client.listen(0.1)
+            if not client.wanted:
+                assert call.wait() == 0
+                client.expect(channel.Sealed(boundary), channel.Done)
+                continue
+            wanted = client.next_wanted()
+            assert (wanted.paths, wanted.logged, call.parked()) == ([os.fsencode(path.name)], False, True)
+            was = Was(status_of(client, os.fsencode(path.name)), hash=b"h" * 32)
+            client.expect(channel.Preserve(wanted.ticket, was), channel.Done)
+            assert call.wait() == 0
+            client.expect(channel.Sealed(boundary), channel.Done)
+            return
+    pytest.skip("the filesystem keeps everything in memory, or is as quick")
 
 
 def status_of(client: WorkerClient, name: bytes) -> Status:

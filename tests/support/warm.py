@@ -47,14 +47,14 @@ def run(
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as given:
         given.write(stdin)
         given.seek(0)
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             call = json.dumps([words, dict(env), os.fspath(cwd or os.getcwd())]).encode()
             with theirs:
                 descriptors = [theirs.fileno(), given.fileno(), out.fileno(), err.fileno()]
                 socket.send_fds(_server.connection(), [call], descriptors)
             ours.settimeout(timeout)
-            pid = int(ours.recv(32) or b"0")
+            pid = int(ours.recv(32))
             try:
                 code = ours.recv(32)
             except TimeoutError:
@@ -62,7 +62,7 @@ def run(
                 raise subprocess.TimeoutExpired(words, timeout) from None
         out.seek(0)
         err.seek(0)
-        return subprocess.CompletedProcess(words, int(code or -signal.SIGKILL), out.read(), err.read())
+        return subprocess.CompletedProcess(words, int(code), out.read(), err.read())
 
 
 class _Server:
@@ -105,20 +105,31 @@ def _serve(connection: socket.socket) -> None:
             return
         if os.fork() == 0:
             connection.close()
-            _child(message, descriptors)
+            _parent(message, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
+def _parent(message: bytes, descriptors: list[int]) -> None:
+    """Who has started a call, and waits for it: only when it is gone is it said to have ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        os.close(descriptors[0])
+        _child(message, descriptors[1:])
+    with socket.socket(fileno=descriptors[0]) as answer:
+        answer.send(b"%d" % pid)
+        _, status = os.waitpid(pid, 0)
+        answer.send(b"%d" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
 def _child(message: bytes, descriptors: list[int]) -> None:
     """What the interpreter does around ``main``."""
-    answer = socket.socket(fileno=descriptors[0])
     code = 1
     try:
-        answer.send(b"%d" % os.getpid())
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         words, env, cwd = json.loads(message)
-        for number, descriptor in enumerate(descriptors[1:]):
+        for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
         os.environ.clear()
@@ -134,7 +145,6 @@ def _child(message: bytes, descriptors: list[int]) -> None:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-        answer.send(b"%d" % code)
         os._exit(code)
 
 
