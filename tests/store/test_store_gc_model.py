@@ -41,6 +41,7 @@ STEPS = (
     "repack.committed",
     "compact.copied",
     "compact.renamed",
+    "compact.sync",
 )
 
 #: Steps at which the collection holds no lock.

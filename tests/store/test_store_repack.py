@@ -487,7 +487,8 @@ def test_killed_again_and_again(filled: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize(
-    "label", ["pack.append", "pack.sync", "index.write", "index.commit", "compact.copied", "compact.renamed"]
+    "label",
+    ["pack.append", "pack.sync", "index.write", "index.commit", "compact.copied", "compact.renamed", "compact.sync"],
 )
 def test_a_step_that_fails(place: Path, label: str, number: int) -> None:
     with Store.open(place) as store:

@@ -245,6 +245,8 @@ class Database:
         self._closed = False
         #: It could not be opened again, which is tried by whoever needs it next.
         self._lost = False
+        #: Another file was put in its place, and that is not durable yet.
+        self._unsynced_name = False
         with translated("opening its index"):
             # LMDB maps this file and makes it sparse; on a full disk the first touch of a hole would kill the process.
             make_private(directory / "lock.mdb", _LOCK_FILE_SIZE)
@@ -440,20 +442,28 @@ class Database:
             self._lost = True
             try:
                 os.rename(copy, path)
+                self._unsynced_name = True
                 step("compact.renamed")
-                sync_directory(self._directory)
             finally:
-                self._open()
-                self._lost = False
+                self._open_again()
             return saved
+
+    def _open_again(self) -> None:
+        """OSError and store errors while that cannot be done."""
+        if self._unsynced_name:
+            # What is committed to a file whose name is not durable would be lost with the power.
+            step("compact.sync")
+            sync_directory(self._directory)
+            self._unsynced_name = False
+        self._open()
+        self._lost = False
 
     def _ready(self) -> None:
         """Opens the environment that was lost, as the disk may be well again. StoreError while it is not."""
         if self._lost and not self._gate.entered:
             with self._gate.alone(), translated("opening its index again"):
                 if self._lost and not self._closed:
-                    self._open()
-                    self._lost = False
+                    self._open_again()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -61,6 +61,7 @@ REPACK_STEPS = (
     "repack.committed",
     "compact.copied",
     "compact.renamed",
+    "compact.sync",
 )
 
 

@@ -177,8 +177,8 @@ class RecordBook:
                     waiting.append((where, child.inode))
 
     def changed_rows(self) -> int:
-        """About how many rows of files and directories it holds that ``write`` would put."""
-        return self._held
+        """About how many rows of files and directories were changed; ``FLUSH_ROWS`` where some are written already."""
+        return FLUSH_ROWS if self._flushed else self._held
 
     def write(self, writer: Writer) -> None:
         """Put what changed into a transaction."""
