@@ -29,7 +29,8 @@ def _descriptors() -> Counter[str]:
     """What the descriptors of this process are of, as far as a store may have opened them: others have some, too."""
     found: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):
+        # Gone meanwhile, or of a file deeper than a path may be long.
+        with suppress(OSError):
             found[os.readlink(f"/proc/self/fd/{name}")] += 1
     # Those of gRPC, which come and go by themselves, are of no file.
     return Counter({target: count for target, count in found.items() if target.startswith("/")})
