@@ -342,7 +342,8 @@ def test_an_index_that_can_be_opened_again_only_later(
         raise lmdb.Error("a test: Read-only file system")
 
     plain = database._environment
-    monkeypatch.setattr(database, "_environment", Panicked())
+    # Not to be put back at the end: by then it has another one, which has to be closed.
+    database._environment = Panicked()  # type: ignore[assignment]
     monkeypatch.setattr(lmdb, "open", refuse)
     with pytest.raises(StoreError):
         database.revive()
