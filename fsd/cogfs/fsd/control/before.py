@@ -31,9 +31,10 @@ def put_content(store: Store, content: Content, open_file: Callable[[], int], li
     for _ in range(ATTEMPTS):
         content.update()
         base = content.base
-        if content.complete or (base is not None and base.hash != NO_HASH):
-            if base is None:
-                return Found(_put(store, content, _empty, like))
+        if content.complete:
+            # Whatever the file was found to be later, or was not.
+            return Found(_put(store, content, _empty, like))
+        if base is not None and base.hash != NO_HASH:
             return Found(_put(store, content, _Whole(store, base.hash).read, like or base.hash))
         if base is not None:
             if base.reason == LOST:
