@@ -376,8 +376,7 @@ class Database:
             with self._gate.alone(), translated("opening its index again"):
                 self._environment.close()
                 self._lost = True
-                self._open()
-                self._lost = False
+                self._open_again()
 
     def copy(self, goes_on: Callable[[], bool]) -> int | None:
         """Writes all rows anew, beside the index and without gaps, and makes that durable: for ``take_copy``. Gives the
