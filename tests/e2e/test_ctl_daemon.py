@@ -39,12 +39,15 @@ def test_starters_at_once_get_one_daemon(ctl: Ctl) -> None:
         subprocess.Popen(ctl.command("daemon", "start", "--json"), env=ctl.environment, stdout=subprocess.PIPE)
         for _ in range(4)
     ]
-    pids = set()
+    answers = []
     for racer in racers:
         out, _ = racer.communicate(timeout=TIMEOUT)
         assert racer.returncode == 0
-        pids.add(json.loads(out)["pid"])
-    assert pids == {ctl.json("daemon", "status")["pid"]}
+        answers.append(json.loads(out))
+    # Whoever came too late is gone by now: it would be the daemon once that one is told to stop.
+    assert {answer["pid"] for answer in answers} == set(processes_of(ctl.base))
+    assert [answer["started"] for answer in answers].count(True) == 1
+    assert answers[0]["pid"] == ctl.json("daemon", "status")["pid"]
 
 
 def test_run_in_the_foreground(ctl: Ctl) -> None:

@@ -100,10 +100,11 @@ def ensure_daemon(endpoint: str | None = None, *, leave_mounts: bool = False) ->
         return found, False
     if places.socket_path(wanted) is None:
         raise Unavailable(f"no cogfs daemon answers at {wanted}, and one can be started only on a Unix socket")
-    return _start(wanted, daemon_command(("--leave-mounts",) if leave_mounts else ())), True
+    return _start(wanted, daemon_command(("--leave-mounts",) if leave_mounts else ()))
 
 
-def _start(endpoint: str, command: list[str]) -> admin_pb2.Daemon:
+def _start(endpoint: str, command: list[str]) -> tuple[admin_pb2.Daemon, bool]:
+    """The daemon that answers, and whether it is the one that was begun here."""
     log = _open_log()
     try:
         beginning = os.fstat(log).st_size
@@ -112,10 +113,12 @@ def _start(endpoint: str, command: list[str]) -> admin_pb2.Daemon:
         deadline = started + START_TIMEOUT
         while True:
             found = find_daemon(endpoint)
-            if found is not None:
-                return found
             now = time.monotonic()
             status = process.poll()
+            # While another one answers, the one that was begun here is seen to its end: it would come up, and stay,
+            # should the other be told to stop before this one looks for the lock.
+            if found is not None and (found.pid == process.pid or status is not None or now > deadline):
+                return found, found.pid == process.pid
             if status:
                 raise _ended(status, _last_lines(beginning))
             if now > deadline:
