@@ -31,7 +31,8 @@ def _python(code: str) -> list[str]:
 def test_start_waits_for_the_answer_and_stop_for_the_end(endpoint: str) -> None:
     repository = Path(__file__).resolve().parents[2]
     code = f"import sys; sys.path.insert(0, {str(repository)!r}); sys.argv[1:] = [{endpoint!r}]; "
-    daemon = lifecycle._start(endpoint, _python(code + "from tests.client.server import main; main()"))
+    daemon, started = lifecycle._start(endpoint, _python(code + "from tests.client.server import main; main()"))
+    assert started
     try:
         assert os.getsid(daemon.pid) == daemon.pid
         assert os.readlink(f"/proc/{daemon.pid}/cwd") == "/"
@@ -75,8 +76,8 @@ def test_loser_of_a_race_waits_for_the_winner(endpoint: str, tmp_path: Path) -> 
     winner = threading.Thread(target=win)
     winner.start()
     try:
-        daemon = lifecycle._start(endpoint, _python(f"open({str(marker)!r}, 'w').close()"))
-        assert daemon.pid == 1
+        daemon, started = lifecycle._start(endpoint, _python(f"open({str(marker)!r}, 'w').close()"))
+        assert (daemon.pid, started) == (1, False)
         assert answering.is_set()
     finally:
         done.set()

@@ -457,7 +457,8 @@ def test_taken_back_after_the_end_of_a_connection(worker: MountedWorker) -> None
         client.resume()
 
 
-def test_older_boundaries_are_confirmed_or_dropped(worker: MountedWorker) -> None:
+def test_what_a_boundary_that_has_failed_lists_is_protected_for_the_next(worker: MountedWorker) -> None:
+    """As long as there is a next one: of three, the first and the last are no more when there is a connection again."""
     top = worker.mountpoint
     with worker.connect() as client:
         numbers = []
@@ -468,12 +469,16 @@ def test_older_boundaries_are_confirmed_or_dropped(worker: MountedWorker) -> Non
         assert client.welcome.boundaries == numbers
         client.reconnected([numbers[1], 99])
     with worker.connect() as client:
-        assert client.welcome.boundaries == [numbers[1]]
+        assert client.welcome.boundaries == numbers[:2]
         client.reconnected([numbers[1]])
         assert Call(lambda: write(top / "c")).wait() == 0
-        call = Call(lambda: write(top / "b"))
-        client.expect(channel.Preserve(client.next_wanted().ticket, None), channel.Done)
-        assert call.wait() == 0
+        for name in ("a", "b"):
+            call = Call(lambda name=name: write(top / name))  # type: ignore[misc]
+            client.expect(channel.Preserve(client.next_wanted().ticket, None), channel.Done)
+            assert call.wait() == 0
+        client.expect(channel.Sealed(numbers[1]), channel.Done)
+    with worker.connect() as client:
+        assert client.welcome.boundaries == []
 
 
 def test_a_second_connection_finds_what_the_first_had_under_way(worker: MountedWorker, client: WorkerClient) -> None:

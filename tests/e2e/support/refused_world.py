@@ -215,14 +215,15 @@ class World:
         worker = self.workspace.status().worker_pid
         begun = threading.Event()
         os.kill(worker, signal.SIGSTOP)
+        # It is told of once the workspace is held, and waits for the worker then.
+        restoring = Aside(lambda: self.workspace.restore(self.now, progress=lambda _: begun.set()))
         try:
-            # It is told of once the workspace is held, and waits for the worker then.
-            restoring = Aside(lambda: self.workspace.restore(self.now, progress=lambda _: begun.set()))
             assert begun.wait(PATIENCE)
             yield
         finally:
             os.kill(worker, signal.SIGCONT)
-        restoring.join()
+            # What is refused meanwhile raises through here, and the next test needs the workspace.
+            restoring.join()
         assert restoring.error is None, restoring.error
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -235,6 +235,8 @@ class Recorder:
         self._in_place: dict[int, bytes] = {}
         #: Hard-linked files that were recorded, by inode.
         self._linked: dict[int, StatRow] = {}
+        #: What may have been removed before the boundary: these inodes are protected, so nothing else made them go.
+        self._earlier: frozenset[int] = frozenset()
         #: What the worker saw, which is believed where ``_tracked`` says so: in an update, but not in what it scans.
         self._worklist = Worklist(book, rules)
         self._tracked = False
@@ -252,16 +254,21 @@ class Recorder:
             self._let_go()
 
     def update(
-        self, directories: Sequence[DirtyDirectory], files: Sequence[DirtyFile], root: TreeEntry
+        self,
+        directories: Sequence[DirtyDirectory],
+        files: Sequence[DirtyFile],
+        root: TreeEntry,
+        earlier: Collection[int] = (),
     ) -> Recorded | None:
-        """Look at what changed. ``root``: the directory at the root as it was recorded. None when nothing is recorded,
-        and a scan is needed."""
+        """Look at what changed. ``root``: the directory at the root as it was recorded. ``earlier``: see
+        ``boundaries.Listed``. None when nothing is recorded, and a scan is needed."""
         try:
             inode = os.fstat(self._root_fd).st_ino
             if self._book.directory(inode) is None:
                 return None
             worklist = self._worklist
             worklist.collect(directories, files)
+            self._earlier = frozenset(earlier)
             self._tracked = True
             self._removed |= worklist.left_out
             for work in worklist.deepest_first():
@@ -324,6 +331,9 @@ class Recorder:
         elif not parent:
             # It is recorded nowhere: the one that holds it has it among its names, and scans it.
             return
+        elif inode in self._earlier and self._was_removed(inode, path):
+            self._removed.add(inode)
+            return
         try:
             if work.subtree or (old is None and not work.made) or (old is not None and self._other_rules(inode, path)):
                 fd = self._asof.open(inode, path)
@@ -344,6 +354,15 @@ class Recorder:
             return
         if old is None or _seen_from_above(now) != _seen_from_above(old):
             self._worklist.at(parent, split(path)[0]).children[inode] = name
+
+    def _was_removed(self, inode: int, path: bytes) -> bool:
+        """Whether a directory that is protected was no more at the boundary."""
+        fd = self._reach(inode, path)
+        if fd >= 0:
+            os.close(fd)
+            return False
+        self._asof.refresh()
+        return self._asof.inode(inode) is None
 
     def _update_names(self, work: Work, name: bytes, parent: int, old: DirectoryRow | None) -> DirectoryRow | None:
         names = {**dict.fromkeys(work.names, 0), **work.expected}
@@ -727,14 +746,17 @@ class Recorder:
 
     def _look(self, frame: _Frame, names: Mapping[bytes, int]) -> None:
         """Find out what each name is, of the inode that is given with it or, with 0, of any; what has to be read is
-        read in the background until the frame closes."""
+        read in the background until the frame closes.
+
+        As of a boundary, a name that comes with its inode was of that, whatever the log says: the inode is protected
+        and the name need not be, so what the log has of the name may be from a later boundary.
+        """
         present = self._asof.present
         for name, expected in names.items():
             if is_temporary(name):
                 continue
             frame.looked[name] = expected
-            was = None if present else self._asof.entry(frame.inode, name)
-            if was is not None:
+            if not present and not expected and (was := self._asof.entry(frame.inode, name)) is not None:
                 self._look_back(frame, name, was)
                 continue
             try:
@@ -751,8 +773,7 @@ class Recorder:
                 continue
             if not present:
                 self._asof.refresh()
-                was = self._asof.entry(frame.inode, name)
-                if was is not None:
+                if not expected and (was := self._asof.entry(frame.inode, name)) is not None:
                     self._look_back(frame, name, was)
                     continue
                 if self._asof.replaced(frame.inode):
@@ -784,7 +805,7 @@ class Recorder:
             self._look_at(frame, name, was.status if was is not None else Status.of(found), found.st_dev)
         elif was is not None:
             self._look_at(frame, name, was.status, self._device)
-        else:
+        elif inode not in self._earlier:
             self._fail(frame, name, "it has gone")
 
     def _look_at(self, frame: _Frame, name: bytes, status: Status, device: int) -> None:
@@ -915,7 +936,7 @@ class Recorder:
         """What was seen, and changed before or while it was read, is taken from the log."""
         self._asof.refresh()
         for name, expected in frame.looked.items():
-            was = self._asof.entry(frame.inode, name)
+            was = None if expected else self._asof.entry(frame.inode, name)
             row = frame.rows.get(name)
             if was is not None and not was.inode:
                 frame.rows.pop(name, None)
@@ -930,6 +951,8 @@ class Recorder:
                     assert recorded is not None
                     entry = self._directory_entry(name, known.status, recorded, _kept(known.xattrs))
                     frame.rows[name] = _status(entry, known.status, recorded.sums)
+            elif row is None and inode in self._earlier:
+                continue
             elif inode and (row is None or row.inode not in (0, inode)):
                 if not any(one.path == join(frame.path, name) for one in self._failed):
                     why = "it was removed past the mount" if row is None else "it was replaced past the mount"

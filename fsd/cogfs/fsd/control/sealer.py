@@ -558,7 +558,7 @@ class Sealer:
             recorded = None
             if listed is not None and state is not None and state.root is not None:
                 files = self._with_late(row, listed.files, link)
-                recorded = recorder.update(listed.directories, files, state.root)
+                recorded = recorder.update(listed.directories, files, state.root, listed.earlier)
             if recorded is None:
                 if not row.unlisted:
                     raise CogfsError(Reason.IO, "what the snapshot builds upon is not recorded")

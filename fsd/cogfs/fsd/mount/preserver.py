@@ -229,8 +229,9 @@ class Preserver:
 
     def reconcile(self, numbers: Collection[int], unlisted: Collection[int] = ()) -> None:
         """Of the boundaries these are some, and of ``unlisted`` everything is. Others were never committed, or are
-        sealed."""
+        sealed, or have failed: what is of one of these belongs to the next one, and is protected as long as that."""
         kept = []
+        latest = max((number for number in self.numbers if number in numbers), default=0)
         for boundary in self._boundaries:
             if boundary.number in numbers:
                 if boundary.unknown:
@@ -241,6 +242,8 @@ class Preserver:
             elif boundary.unknown:
                 assert boundary.retained is not None
                 self._dirty.merge(boundary.retained)
+            elif boundary.number < latest:
+                kept.append(boundary)
             else:
                 self._dirty.release(boundary.changes)
         self._boundaries = kept

@@ -1,0 +1,175 @@
+"""Boundaries that are captured late: several more were made, and names and files have changed again, by then."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cogfs.client import Snapshot
+from cogfs.v1 import snapshot_pb2
+from tests.e2e.support.site import Site, wait_for
+from tests.support.crashes import files_of
+from tests.support.stopping import UNREAD, Stopped
+from tests.support.tree import Tree, describe, differences, of_snapshot
+
+
+def _captured(snapshot: Snapshot) -> Tree:
+    wait_for("it is captured", lambda: snapshot.refresh().message.state != snapshot_pb2.Snapshot.FROZEN)
+    assert snapshot.message.state == snapshot_pb2.Snapshot.SEALED, snapshot.message
+    return files_of(of_snapshot(snapshot))
+
+
+def _make(place: Path) -> None:
+    for name in ("first", "second", "third"):
+        (place / name).write_text(f"{name}\n")
+    os.link(place / "first", place / "other")
+    os.link(place / "second", place / "second too")
+
+
+def _append(place: Path) -> None:
+    with (place / "first").open("a") as file:
+        file.write("more\n")
+
+
+def _replace(place: Path) -> None:
+    os.replace(place / "second", place / "other")
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a name that the worker knows", "one that it does not"])
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda place: (place / "other").unlink(),
+        lambda place: os.replace(place / "other", place / "elsewhere"),
+        lambda place: os.replace(place / "third", place / "other"),
+    ],
+    ids=["removed", "moved", "replaced again"],
+)
+def test_the_other_name_of_a_file_that_changed_is_replaced_twice(
+    here: Site, known: bool, again: Callable[[Path], object]
+) -> None:
+    """The first boundary lists the file by another name, and the second one lists the name."""
+    model = here.base / "model"
+    model.mkdir()
+    for place in (here.project, model):
+        _make(place)
+    stopped = Stopped(here, "seal.failed", more=UNREAD)
+    here.mount()
+    with here.client() as cog:
+        workspace = here.workspace(cog)
+        workspace.checkpoint(wait_for="sealed")
+        if known:
+            (here.project / "other").lstat()
+        taken: list[tuple[Snapshot, Tree]] = []
+        stopped.arm()
+        for act in (_append, _replace, again):
+            for place in (here.project, model):
+                act(place)
+            taken.append((workspace.checkpoint(), files_of(describe(model))))
+        stopped.go_on()
+        for snapshot, was in taken:
+            assert not differences(_captured(snapshot), was)
+
+
+#: The first of the boundaries that wait cannot be captured, and the second has to have what it lists.
+_FIRST_FAILS = """
+record = sealer.Sealer._record
+failed = []
+def wait_and_fail(self, *arguments):
+    waited = False
+    while os.path.exists(place + "/armed") and not os.path.exists(place + "/go"):
+        time.sleep(0.005)
+        waited = True
+    if waited and not failed:
+        failed.append(True)
+        raise OSError(5, "a test has it fail")
+    return record(self, *arguments)
+sealer.Sealer._record = wait_and_fail
+"""
+
+
+def _touch(place: Path) -> None:
+    with (place / "file").open("a") as file:
+        file.write("more\n")
+    (place / "directory").chmod(0o700)
+    (place / "directory" / "below").write_text("more\n")
+    (place / "made").mkdir()
+    (place / "made" / "below").write_text("new\n")
+
+
+def _leave(place: Path, name: str) -> None:
+    os.replace(place / name, place / "node_modules" / name)
+
+
+def _leave_and_put(place: Path, name: str, other: str) -> None:
+    _leave(place, name)
+    os.replace(place / other, place / name)
+
+
+def _leave_and_come_back(place: Path, name: str) -> None:
+    _leave(place, name)
+    os.replace(place / "node_modules" / name, place / f"{name} again")
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda place: _leave(place, "file"),
+        lambda place: _leave_and_put(place, "file", "other"),
+        lambda place: _leave_and_put(place, "file", "other directory"),
+        lambda place: _leave_and_come_back(place, "file"),
+        lambda place: os.replace(place / "other", place / "file"),
+        lambda place: (place / "file").unlink(),
+        lambda place: shutil.rmtree(place / "made"),
+        lambda place: shutil.rmtree(place / "directory"),
+    ],
+    ids=[
+        "a file leaves",
+        "and another one comes",
+        "and a directory comes",
+        "a file leaves and comes back",
+        "a file is replaced",
+        "a file is removed",
+        "a new directory is removed",
+        "a directory is removed",
+    ],
+)
+@pytest.mark.parametrize("later", [False, True], ids=["as it is", "changed again before it is captured"])
+def test_what_a_failed_one_lists_has_left_its_place_before_the_next(
+    here: Site, between: Callable[[Path], object], later: bool
+) -> None:
+    """A directory waits with leaving until no boundary needs it, and a file does not."""
+    model = here.base / "model"
+    model.mkdir()
+    for place in (here.project, model):
+        for name in ("directory", "other directory", "node_modules"):
+            (place / name).mkdir()
+        for name in ("file", "other", "directory/below", "other directory/inside"):
+            (place / name).write_text(f"{name}\n")
+    stopped = Stopped(here, "restore.finished", more=_FIRST_FAILS)
+    here.mount()
+    with here.client() as cog:
+        workspace = here.workspace(cog)
+        workspace.checkpoint(wait_for="sealed")
+        describe(here.project)
+        stopped.arm()
+        for place in (here.project, model):
+            _touch(place)
+        first = workspace.checkpoint()
+        for place in (here.project, model):
+            between(place)
+        second = workspace.checkpoint()
+        was = files_of(describe(model))
+        if later:
+            for path in sorted(here.project.iterdir()):
+                if path.is_file():
+                    path.write_text("later\n")
+                elif path.name != "node_modules":
+                    shutil.rmtree(path)
+        stopped.go_on()
+        assert not differences(_captured(second), was)
+        assert first.refresh().message.state == snapshot_pb2.Snapshot.FAILED
