@@ -641,6 +641,35 @@ def test_a_hard_link_of_a_boundary_that_is_removed_before_it_is_looked_at(place:
     assert len(groups) == 1 and groups != {0}
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_a_later_boundary_has_of_a_file_is_not_taken_for_an_earlier_one(place: Directory, listed: bool) -> None:
+    """A file that the worker does not list is not protected: it was changed, and then listed by the next boundary."""
+    path = place.root / "x"
+    path.write_text("one")
+    os.link(path, place.root / "y")
+    root = place.scan().root
+    path.write_text("two")
+    status = path.lstat()
+    frozen_ns = time.time_ns() if listed else status.st_ctime_ns - 1
+    file = Watched(place.root).file(status.st_ino, [b"x", b"y"] if listed else [], True)
+    with path.open("rb") as opened:
+        later, _ = place.store.put_file(opened.fileno(), 3)
+    writer = UndoLogWriter(place.root.parent / "log")
+    writer.append(InodeWas(2, Was(Status.of(status), hash=later)))
+    writer.close()
+    path.write_text("three")
+    book = RecordBook(place.store, place.id)
+    fd = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
+    log = UndoLog(place.root.parent / "log")
+    asof = AsOf(fd, log=log, boundary=1, frozen_ns=frozen_ns)
+    recorded = Recorder(place.store, book, fd, Rules((), ANY_SIZE), place.pool, asof).update([], [file], root)
+    asof.close()
+    log.close()
+    os.close(fd)
+    assert recorded is not None
+    assert {one.reason for one in recorded.failed} == (set() if listed else {"it was changed before it was read"})
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("mode", [0o000, 0o400, 0o300])
 @pytest.mark.parametrize("scan", [True, False])

@@ -7,9 +7,11 @@ import errno
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+#: More of what gives files other names, and names other files.
+NAMES = {"link": 6, "rename_over": 8, "unlink": 4, "rename_directory": 1, "remove_tree": 1, "patch": 2}
 #: Bytes of a file now and then: one that the undo log takes as a whole, and one of which it takes parts.
 _LARGE = (400_000, 2_500_000)
 
@@ -17,7 +19,8 @@ _LARGE = (400_000, 2_500_000)
 class Churn:
     """Changes below ``root``. What fails because the mount is away fails with OSError."""
 
-    def __init__(self, root: Path, dice: random.Random) -> None:
+    def __init__(self, root: Path, dice: random.Random, weights: Mapping[str, int] | None = None) -> None:
+        """``weights``: how often some of the changes are made, when it is not as often as usual."""
         self.root = root
         self.dice = dice
         #: Of the names that are made.
@@ -42,6 +45,7 @@ class Churn:
             (1, self.xattr),
             (1, self.exclude),
         ]
+        self._acts = [((weights or {}).get(act.__name__, usual), act) for usual, act in self._acts]
 
     def run(self, count: int) -> None:
         """So many changes."""

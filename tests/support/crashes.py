@@ -26,7 +26,7 @@ from pathlib import Path
 from cogfs.client import AlreadyExists, CogfsError, Snapshot, Unavailable
 from cogfs.v1 import snapshot_pb2
 from tests.e2e.support.site import Site, kill, wait_for
-from tests.support.churn import Churn
+from tests.support.churn import NAMES, Churn
 from tests.support.tree import LEFT_OUT, Tree, describe, differences, of_snapshot
 
 #: Steps at which a control process kills itself, and up to which passing. (``seal.failed`` is passed only where a
@@ -47,7 +47,8 @@ LABELS = {
 RUNS_IN_A_ROUND = 10
 #: The daemon as it is.
 PRODUCT = ("-m", "cogfs.fsd.control.main")
-_DIRECTORIES, _FILES = 9, 60
+#: Directories and files to begin with.
+_MANY, _FEW = (9, 60), (4, 20)
 _LARGE = (2 << 20, 6 << 20)
 #: Seconds until the thread of a run has to end once everything is served again.
 _PATIENCE = 240.0
@@ -179,8 +180,10 @@ class Round:
         self.project.mkdir()
         self.taken: list[Taken] = []
         self.number = 0
-        self._churn = Churn(self.project, random.Random(self.dice.random()))
-        self._churn.fill(_DIRECTORIES, _FILES)
+        # Few files among which names go round, or more of them.
+        names = self.dice.random() < 0.5
+        self._churn = Churn(self.project, random.Random(self.dice.random()), NAMES if names else None)
+        self._churn.fill(*(_FEW if names else _MANY))
         site.mount(self.project)
         with site.client() as cog:
             self.thread_id = cog.create_thread(workspace=cog.workspace(self.project)).id

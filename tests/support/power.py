@@ -24,7 +24,7 @@ from cogfs.client import AlreadyExists, CogfsError, Snapshot, Workspace
 from cogfs.v1 import snapshot_pb2
 from tests.e2e.support.site import PATIENCE, Site, kill, unmount_all, wait_for
 from tests.support import image
-from tests.support.churn import Churn
+from tests.support.churn import NAMES, Churn
 from tests.support.crashes import files_of, start
 from tests.support.image import Image
 from tests.support.tree import Tree, describe, differences, of_snapshot
@@ -104,8 +104,9 @@ class Machine:
         self.site.state = images[-1].mountpoint / "state"
         self.site.environ["COGFS_STATE_DIR"] = str(self.site.state)
         (self.site.project / "busy").mkdir()
-        self._churn = Churn(self.site.project / "busy", random.Random(dice.random()))
-        self._churn.fill(8, 60)
+        names = NAMES if dice.random() < 0.5 else None
+        self._churn = Churn(self.site.project / "busy", random.Random(dice.random()), names)
+        self._churn.fill(*((4, 20) if names else (8, 60)))
         #: Files that are changed only where ``_leave_alone`` does.
         self._quiet = [self.site.project / "quiet" / f"q{number}" for number in range(8)]
         self._quiet[0].parent.mkdir()

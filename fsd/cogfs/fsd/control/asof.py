@@ -88,6 +88,10 @@ class AsOf:
         was = self._seen.get(inode)
         return was if was is not None or self._log is None else self._log.inode(inode, self._boundary)
 
+    def has_seen(self, inode: int) -> bool:
+        """Whether a file was read at the boundary."""
+        return inode in self._seen
+
     def content(self, inode: int) -> Content:
         """What the content of a file was of which ``inode`` tells that it is logged."""
         assert self._log is not None

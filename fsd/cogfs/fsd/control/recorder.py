@@ -235,6 +235,8 @@ class Recorder:
         self._in_place: dict[int, bytes] = {}
         #: Hard-linked files that were recorded, by inode.
         self._linked: dict[int, StatRow] = {}
+        #: The worker protects what it lists, and no more.
+        self._listed = False
         #: What may have been removed before the boundary: these inodes are protected, so nothing else made them go.
         self._earlier: frozenset[int] = frozenset()
         #: What the worker saw, which is believed where ``_tracked`` says so: in an update, but not in what it scans.
@@ -269,6 +271,7 @@ class Recorder:
             worklist = self._worklist
             worklist.collect(directories, files)
             self._earlier = frozenset(earlier)
+            self._listed = not self._asof.present
             self._tracked = True
             self._removed |= worklist.left_out
             for work in worklist.deepest_first():
@@ -496,7 +499,8 @@ class Recorder:
                     names, changed = {}, False
                 logged = self._asof.names(inode)
                 names.update(dict.fromkeys(logged, 0))
-                if changed and not logged:
+                # Of a directory that is not listed, the log has what later boundaries need.
+                if changed and (self._listed or not logged):
                     self._failed.append(Skipped(path or b".", "names in it were changed past the mount"))
             self._look(frame, names)
         except BaseException:
@@ -964,6 +968,10 @@ class Recorder:
         """The row of anything but a directory, by what the log has of its inode."""
         status = was.status
         path = join(frame.path, name)
+        protected = not self._listed or status.inode in self._worklist.listed or self._asof.has_seen(status.inode)
+        if not protected and status.ctime_ns > self._asof.frozen_ns:
+            # So it was at a later boundary, which lists it.
+            self._fail(frame, name, "it was changed before it was read")
         if self._rules.excludes(path, name, directory=False):
             return _opaque(name, status, OpaqueReason.EXCLUDED)
         if stat.S_ISLNK(status.mode):

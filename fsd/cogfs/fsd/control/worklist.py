@@ -51,6 +51,8 @@ class Worklist:
         self.left_out: set[int] = set()
         #: Files of which anything changed, and those whose content did.
         self.touched: set[int] = set()
+        #: Those that the worker lists itself.
+        self.listed: set[int] = set()
         self.written: set[int] = set()
         #: Of these there are names that the worker may not know.
         self.linked: set[int] = set()
@@ -65,6 +67,8 @@ class Worklist:
             self._collect_directory(directory)
         for file in files:
             self.touched.add(file.inode)
+            if file.paths:
+                self.listed.add(file.inode)
             if file.content:
                 self.written.add(file.inode)
             for path, parent in zip(file.paths, file.parents, strict=True):
