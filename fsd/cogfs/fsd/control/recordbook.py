@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from cogfs.fsd.control.beneath import join
 from cogfs.store.rows import Writer
-from cogfs.store.schema import DirectoryRow, Kind, OpaqueReason, Skipped, StatRow
+from cogfs.store.schema import DirectoryRow, Kind, OpaqueReason, Skipped, StatRow, Sums
 from cogfs.store.store import Store
 
 #: Rows of files that are held before they are written ahead of the transaction that completes the recording.
@@ -43,6 +43,29 @@ def is_linked(row: StatRow) -> bool:
     return entry.link_group != 0 or (
         entry.kind is Kind.OPAQUE and row.nlink > 1 and stat.S_ISREG(row.mode) and is_reported(row)
     )
+
+
+def sum_of(rows: Iterable[StatRow]) -> Sums:
+    """What a directory with these rows holds, with all below it."""
+    files = total = directories = symlinks = skipped = 0
+    for row in rows:
+        kind = row.entry.kind
+        if kind is Kind.FILE:
+            files += 1
+            total += row.entry.size
+        elif kind is Kind.DIRECTORY:
+            directories += 1
+            if row.sums is not None:
+                files += row.sums.files
+                total += row.sums.bytes
+                directories += row.sums.directories
+                symlinks += row.sums.symlinks
+                skipped += row.sums.skipped
+        elif kind is Kind.SYMLINK:
+            symlinks += 1
+        elif is_reported(row):
+            skipped += 1
+    return Sums(files, total, directories, symlinks, skipped)
 
 
 class RecordBook:

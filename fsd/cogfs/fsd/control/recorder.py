@@ -35,7 +35,8 @@ from cogfs.fsd.control.capture import (
     open_inode,
     read_xattrs,
 )
-from cogfs.fsd.control.recordbook import RecordBook, is_linked, is_reported
+from cogfs.fsd.control.hardlinks import HardLinks
+from cogfs.fsd.control.recordbook import RecordBook, sum_of
 from cogfs.fsd.control.rules import Rules, is_temporary
 from cogfs.fsd.control.syscalls import open_within, syncfs
 from cogfs.fsd.control.worklist import Work, Worklist
@@ -166,28 +167,6 @@ def _same(row: StatRow, status: Status) -> bool:
     )
 
 
-def _sum(rows: Iterable[StatRow]) -> Sums:
-    files = total = directories = symlinks = skipped = 0
-    for row in rows:
-        kind = row.entry.kind
-        if kind is Kind.FILE:
-            files += 1
-            total += row.entry.size
-        elif kind is Kind.DIRECTORY:
-            directories += 1
-            if row.sums is not None:
-                files += row.sums.files
-                total += row.sums.bytes
-                directories += row.sums.directories
-                symlinks += row.sums.symlinks
-                skipped += row.sums.skipped
-        elif kind is Kind.SYMLINK:
-            symlinks += 1
-        elif is_reported(row):
-            skipped += 1
-    return Sums(files, total, directories, symlinks, skipped)
-
-
 class Recorder:
     """One recording of one workspace. Use it once, from one thread."""
 
@@ -233,8 +212,7 @@ class Recorder:
         self._before: dict[int, Hash | OpaqueReason] = {}
         #: Where those are of which the log does not have all.
         self._in_place: dict[int, bytes] = {}
-        #: Hard-linked files that were recorded, by inode.
-        self._linked: dict[int, StatRow] = {}
+        self._links = HardLinks(store, book, self._capture_link)
         #: The worker protects what it lists, and no more.
         self._listed = False
         #: What may have been removed before the boundary: these inodes are protected, so nothing else made them go.
@@ -297,7 +275,7 @@ class Recorder:
     def _finish(self, root_inode: int, root: TreeEntry | None) -> Recorded:
         for inode in self._removed - self._arrived:
             self._book.drop_tree(inode, self._arrived)
-        self._renew_links(root_inode)
+        self._links.renew(self._worklist.linked, root_inode)
         self._check_disk()
         row = self._book.directory(root_inode)
         if row is None:
@@ -620,13 +598,13 @@ class Recorder:
             self._take_back(frame)
         self._watch_for_unreadable(frame)
         rows = tuple(frame.rows[name] for name in sorted(frame.rows))
-        self._follow_links(frame, rows)
+        self._links.follow(frame.inode, rows, frame.old.values(), frame.looked)
         before = {row.inode for row in frame.old.values() if row.entry.kind is Kind.DIRECTORY}
         now = {row.inode for row in rows if row.entry.kind is Kind.DIRECTORY}
         self._removed |= before - now
         self._arrived |= now - before
         tree_hash = self._store.put_tree([row.entry for row in rows], frame.tree)
-        recorded = DirectoryRow(tree_hash, rows, frame.started_ns, frame.parent, frame.name, _sum(rows))
+        recorded = DirectoryRow(tree_hash, rows, frame.started_ns, frame.parent, frame.name, sum_of(rows))
         self._book.put_directory(frame.inode, recorded)
         return recorded
 
@@ -668,45 +646,6 @@ class Recorder:
             frame.rows[name] = _opaque(name, status, OpaqueReason.CHANGING)
         return False
 
-    def _follow_links(self, frame: _Frame, rows: Sequence[StatRow]) -> None:
-        now = set()
-        for row in rows:
-            if _is_linkable(row):
-                now.add(row.inode)
-            if is_linked(row):
-                group = row.entry.link_group or self._book.group(row.inode)
-                self._book.add_link(row.inode, group, frame.inode)
-                if row.entry.name in frame.looked:
-                    self._linked[row.inode] = row
-        for row in frame.old.values():
-            if _is_linkable(row) and row.inode not in now:
-                self._book.remove_link(row.inode, frame.inode)
-
-    # --- names that the worker does not know --------------------------------------------------------------------------
-
-    def _renew_links(self, root_inode: int) -> None:
-        """Hard-linked files that changed have names which were not looked at: in them they are the same."""
-        for inode in self._worklist.linked:
-            link = self._book.link(inode)
-            for directory in link[1] if link is not None else ():
-                recorded = self._book.directory(directory)
-                if recorded is None:
-                    continue
-                rows = tuple(
-                    self._as_linked(directory, row) if row.inode == inode and _is_linkable(row) else row
-                    for row in recorded.rows
-                )
-                if rows != recorded.rows:
-                    self._put_rows(directory, recorded, rows)
-                    self._renew_above(directory, root_inode)
-
-    def _as_linked(self, directory: int, row: StatRow) -> StatRow:
-        """A name of a hard-linked file, as the file is by its other names."""
-        known = self._linked.get(row.inode)
-        if known is None:
-            known = self._linked[row.inode] = self._capture_link(directory, row)
-        return msgspec.structs.replace(known, entry=msgspec.structs.replace(known.entry, name=row.entry.name))
-
     def _capture_link(self, directory: int, row: StatRow) -> StatRow:
         """What a file is of which a recorded name alone is known."""
         path = self._book.path_of(directory) or b""
@@ -721,30 +660,6 @@ class Recorder:
         finally:
             frame.close()
         return frame.rows.get(row.entry.name, row)
-
-    def _put_rows(self, inode: int, recorded: DirectoryRow, rows: tuple[StatRow, ...]) -> None:
-        tree_hash = self._store.put_tree([row.entry for row in rows], recorded.tree_hash)
-        self._book.put_directory(
-            inode, msgspec.structs.replace(recorded, tree_hash=tree_hash, rows=rows, sums=_sum(rows))
-        )
-
-    def _renew_above(self, inode: int, root_inode: int) -> None:
-        """A directory was recorded anew after those above it: so are they."""
-        while inode != root_inode:
-            below = self._book.directory(inode)
-            above = self._book.directory(below.parent) if below is not None else None
-            if below is None or above is None:
-                return
-            rows = tuple(
-                msgspec.structs.replace(
-                    row, entry=msgspec.structs.replace(row.entry, hash=below.tree_hash), sums=below.sums
-                )
-                if row.inode == inode and row.entry.kind is Kind.DIRECTORY
-                else row
-                for row in above.rows
-            )
-            self._put_rows(below.parent, above, rows)
-            inode = below.parent
 
     # --- names --------------------------------------------------------------------------------------------------------
 
@@ -1051,11 +966,6 @@ class Recorder:
             group = groups.get(name, 0) if now.inode == status.inode else 0
             found.append((name, self._file_row(name, content.hash, now, read_xattrs(name, fd), group)))
         return found
-
-
-def _is_linkable(row: StatRow) -> bool:
-    """Whether the row is of a regular file, one with several names that is not kept among them."""
-    return row.entry.kind is Kind.FILE or is_linked(row)
 
 
 def _is_read(row: StatRow) -> bool:
