@@ -75,6 +75,33 @@ def test_the_other_name_of_a_file_that_changed_is_replaced_twice(
             assert not differences(_captured(snapshot), was)
 
 
+def test_what_is_in_a_directory_that_came_back_is_changed_before_it_is_captured(here: Site) -> None:
+    """One from where nothing is recorded, so that the worker cannot list what is in it."""
+    back = here.project / "back"
+    below = here.project / "node_modules" / "below"
+    (below / "deep").mkdir(parents=True)
+    for name in ("removed", "replaced", "written", "deep/removed"):
+        (below / name).write_text(f"{name}\n")
+    stopped = Stopped(here, "seal.failed", more=UNREAD)
+    here.mount()
+    with here.client() as cog:
+        workspace = here.workspace(cog)
+        workspace.checkpoint(wait_for="sealed")
+        stopped.arm()
+        below.rename(back)
+        was = files_of(describe(here.project))
+        snapshot = workspace.checkpoint()
+        (back / "removed").unlink()
+        (back / "new").write_text("new\n")
+        os.replace(back / "new", back / "replaced")
+        (back / "written").write_text("again\n")
+        shutil.rmtree(back / "deep")
+        workspace.checkpoint()
+        (back / "replaced").unlink()
+        stopped.go_on()
+        assert not differences(_captured(snapshot), was)
+
+
 #: The first of the boundaries that wait cannot be captured, and the second has to have what it lists.
 _FIRST_FAILS = """
 record = sealer.Sealer._record

@@ -249,7 +249,8 @@ class Recorder:
             worklist = self._worklist
             worklist.collect(directories, files)
             self._earlier = frozenset(earlier)
-            self._listed = not self._asof.present
+            # What came from where nothing is recorded is of the boundary with all below it, and everything else then, too.
+            self._listed = not self._asof.present and not any(one.subtree for one in directories)
             self._tracked = True
             self._removed |= worklist.left_out
             for work in worklist.deepest_first():
