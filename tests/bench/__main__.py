@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHMARKS = ("burst_loop", "checkpoint", "history", "rewind", "workload")
+BENCHMARKS = ("bulk", "burst_loop", "checkpoint", "history", "rewind", "workload")
 
 
 def main() -> int:

@@ -18,14 +18,13 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from cogfs.client import Client, Thread, Workspace, connect
+from tests.bench.peers import BACKUPS, Shadow, installed, site
 
 _FILES_IN_A_DIRECTORY = 50
 _NEW_FILES = 5000
@@ -70,43 +69,6 @@ class Figures:
         return {name: statistics.median(figures) for name, figures in self._found.items()}
 
 
-def run(*command: str, **environment: str) -> None:
-    """A command that has to succeed."""
-    subprocess.run(command, env={**os.environ, **environment}, check=True, stdout=subprocess.DEVNULL)
-
-
-class _Shadow:
-    """A repository beside the tree, as agents keep one."""
-
-    def __init__(self, tree: Path, place: Path) -> None:
-        self._environment = {"GIT_DIR": str(place), "GIT_WORK_TREE": str(tree)}
-        run("git", "init", "-q", **self._environment)
-
-    def record(self) -> None:
-        run("git", "add", "-A", **self._environment)
-        run("git", "write-tree", **self._environment)
-
-
-class _Restic:
-    def __init__(self, tree: Path, place: Path) -> None:
-        self._tree = str(tree)
-        self._environment = {"RESTIC_REPOSITORY": str(place), "RESTIC_PASSWORD": "bench"}
-        run("restic", "init", "-q", **self._environment)
-
-    def record(self) -> None:
-        run("restic", "backup", "-q", self._tree, **self._environment)
-
-
-class _Borg:
-    def __init__(self, tree: Path, place: Path) -> None:
-        self._tree, self._place, self._number = str(tree), str(place), 0
-        run("borg", "init", "-e", "none", self._place)
-
-    def record(self) -> None:
-        self._number += 1
-        run("borg", "create", f"{self._place}::a{self._number}", self._tree)
-
-
 def _walk(root: Path) -> None:
     for where, _, names in os.walk(root):
         for name in names:
@@ -128,15 +90,13 @@ def sealed(workspace: Workspace) -> None:
         newest = next(iter(workspace.snapshots()))
 
 
-def _peers(bare: Path, base: Path, count: int) -> dict[str, Callable[[], None]]:
-    peers: dict[str, Callable[[], None]] = {"stat walk": lambda: _walk(bare)}
+def _peers(bare: Path, base: Path, count: int) -> dict[str, Callable[[str], None]]:
+    peers: dict[str, Callable[[str], None]] = {"stat walk": lambda _: _walk(bare)}
     if count <= _SHADOW_LIMIT:
-        peers["shadow git"] = _Shadow(bare, base / f"shadow-{count}").record
+        peers["shadow git"] = Shadow(bare, base / f"shadow-{count}").record
     if count <= _PEER_LIMIT:
-        if shutil.which("restic"):
-            peers["restic"] = _Restic(bare, base / f"restic-{count}").record
-        if shutil.which("borg"):
-            peers["borg"] = _Borg(bare, base / f"borg-{count}").record
+        for name in installed():
+            peers[name] = BACKUPS[name](bare, base / f"{name}-{count}").record
     return peers
 
 
@@ -154,7 +114,7 @@ def measure(cog: Client, base: Path, count: int, rounds: int) -> dict[str, float
     figures.note("first checkpoint", lambda: thread.user_message("first"))
     figures.note("first seal", lambda: sealed(workspace))
     for name, record in peers.items():
-        figures.note(f"first {name}", record)
+        figures.note(f"first {name}", lambda record=record: record("first"))  # type: ignore[misc]
     for turn in range(rounds):
         last = thread.append("assistant", "done")
         change(root, files, turn)
@@ -162,7 +122,7 @@ def measure(cog: Client, base: Path, count: int, rounds: int) -> dict[str, float
         figures.note("fdatasync", lambda: _sync_small(base / "synced"))
         figures.note("checkpoint", lambda turn=turn: thread.user_message(f"turn {turn}"))  # type: ignore[misc]
         for name, record in peers.items():
-            figures.note(name, record)
+            figures.note(name, lambda turn=turn, record=record: record(f"turn{turn}"))  # type: ignore[misc]
         sealed(workspace)
         change(root, files, turn)
         figures.note("rewind, dry run", lambda last=last: thread.rewind(last.id, files=True, dry_run=True))  # type: ignore[misc]
@@ -217,20 +177,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds < 1 or min(options.sizes) < 10:
         parser.error("at least one round and ten files are needed")
-    base = Path(tempfile.mkdtemp(prefix="cogfs-bench-", dir=options.base))
-    os.environ["COGFS_STATE_DIR"] = str(base / "state")
-    os.environ["COGFS_RUNTIME_DIR"] = str(base / "run")
-    os.environ.pop("COGFS_ENDPOINT", None)
     figures: dict[int, dict[str, float]] = {}
-    try:
-        with connect(start=True) as cog:
-            for count in options.sizes:
-                figures[count] = measure(cog, base, count, options.rounds)
-    finally:
-        subprocess.run(
-            [sys.executable, "-m", "cogfs.ctl.main", "daemon", "stop"], check=False, stdout=subprocess.DEVNULL
-        )
-        shutil.rmtree(base, ignore_errors=True)
+    with site(options.base) as base, connect(start=True) as cog:
+        for count in options.sizes:
+            figures[count] = measure(cog, base, count, options.rounds)
     if options.json:
         print(json.dumps(figures))
         return 0

@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 from cogfs.fsd.control.recordbook import RecordBook
 from cogfs.fsd.control.recorder import Recorder
@@ -44,23 +43,11 @@ from cogfs.store.schema import (
     WorkspaceRow,
 )
 from cogfs.store.store import Store
+from tests.bench.peers import BACKUPS, Peer, output
 
 _HERE = Path(__file__).parents[2]
 _COMMITS = 500
 _WORKSPACE = "bench"
-
-
-class Side(Protocol):
-    """One that records the directory again and again."""
-
-    def record(self, commit: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def _run(*command: str, **environment: str) -> str:
-    done = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True)
-    return done.stdout.decode().strip()
 
 
 class Cogfs:
@@ -141,51 +128,23 @@ class Git:
         self._environment = {"GIT_DIR": str(place), "GIT_WORK_TREE": str(tree)}
         for who in ("AUTHOR", "COMMITTER"):
             self._environment |= {f"GIT_{who}_NAME": "bench", f"GIT_{who}_EMAIL": "bench@localhost"}
-        _run("git", "init", "-q", **self._environment)
-        _run("git", "config", "gc.auto", "0", **self._environment)
+        output("git", "init", "-q", **self._environment)
+        output("git", "config", "gc.auto", "0", **self._environment)
         self._parent: tuple[str, ...] = ()
 
     def record(self, commit: str) -> None:
-        _run("git", "add", "-A", "-f", **self._environment)
-        tree = _run("git", "write-tree", **self._environment)
-        made = _run("git", "commit-tree", "-m", commit, *self._parent, tree, **self._environment)
+        output("git", "add", "-A", "-f", **self._environment)
+        tree = output("git", "write-tree", **self._environment)
+        made = output("git", "commit-tree", "-m", commit, *self._parent, tree, **self._environment)
         self._parent = ("-p", made)
 
     def pack(self) -> None:
         """All of it into one pack, as small as git makes it."""
-        _run("git", "update-ref", "refs/heads/all", self._parent[1], **self._environment)
-        _run("git", "gc", "-q", "--aggressive", "--prune=now", **self._environment)
-
-    def close(self) -> None:
-        pass
+        output("git", "update-ref", "refs/heads/all", self._parent[1], **self._environment)
+        output("git", "gc", "-q", "--aggressive", "--prune=now", **self._environment)
 
 
-class Restic:
-    def __init__(self, tree: Path, place: Path) -> None:
-        self._tree = str(tree)
-        self._environment = {"RESTIC_REPOSITORY": str(place), "RESTIC_PASSWORD": "bench"}
-        _run("restic", "init", "-q", **self._environment)
-
-    def record(self, commit: str) -> None:
-        _run("restic", "backup", "-q", "--tag", commit, self._tree, **self._environment)
-
-    def close(self) -> None:
-        pass
-
-
-class Borg:
-    def __init__(self, tree: Path, place: Path) -> None:
-        self._tree, self._place = str(tree), str(place)
-        _run("borg", "init", "-e", "none", self._place)
-
-    def record(self, commit: str) -> None:
-        _run("borg", "create", f"{self._place}::{commit}", self._tree)
-
-    def close(self) -> None:
-        pass
-
-
-_PEERS: dict[str, Callable[[Path, Path], Side]] = {"git": Git, "restic": Restic, "borg": Borg}
+_PEERS: dict[str, Callable[[Path, Path], Peer]] = {"git": Git, **BACKUPS}
 
 
 def _sizes(place: Path) -> tuple[int, int]:
@@ -206,15 +165,15 @@ class History:
         self.tree = base / "tree"
         self.tree.mkdir()
         clone = base / "clone"
-        _run("git", "clone", "-q", "--bare", "--shared", str(repository), str(clone))
+        output("git", "clone", "-q", "--bare", "--shared", str(repository), str(clone))
         self._environment = {"GIT_DIR": str(clone), "GIT_WORK_TREE": str(self.tree)}
-        _run("git", "config", "core.bare", "false", **self._environment)
-        listed = _run("git", "rev-list", "--first-parent", "--reverse", "HEAD", **self._environment).split()
+        output("git", "config", "core.bare", "false", **self._environment)
+        listed = output("git", "rev-list", "--first-parent", "--reverse", "HEAD", **self._environment).split()
         self.commits = listed[-count:]
 
     def show(self, commit: str) -> None:
         """Make the directory that of a commit."""
-        _run("git", "checkout", "-q", "-f", "--detach", commit, **self._environment)
+        output("git", "checkout", "-q", "-f", "--detach", commit, **self._environment)
 
     def files(self) -> dict[bytes, bytes]:
         """All regular files of the directory as it is."""
@@ -232,7 +191,7 @@ def measure(history: History, base: Path, peers: list[str]) -> dict[str, tuple[f
     """Seconds, bytes, and bytes on disk of each side."""
     places = {name: base / name for name in ("cogfs", *peers)}
     cogfs = Cogfs(history.tree, places["cogfs"])
-    sides: dict[str, Side] = {"cogfs": cogfs, **{name: _PEERS[name](history.tree, places[name]) for name in peers}}
+    sides: dict[str, Peer] = {"cogfs": cogfs, **{name: _PEERS[name](history.tree, places[name]) for name in peers}}
     seconds = dict.fromkeys(sides, 0.0)
     for number, commit in enumerate(history.commits):
         history.show(commit)
@@ -250,8 +209,7 @@ def measure(history: History, base: Path, peers: list[str]) -> dict[str, tuple[f
     found["cogfs, packed"] = (time.perf_counter() - start, *_sizes(places["cogfs"]))
     _compare(cogfs, history)
     _tell_reads("after", cogfs, history)
-    for side in sides.values():
-        side.close()
+    cogfs.close()
     git = sides.get("git")
     if isinstance(git, Git):
         start = time.perf_counter()

@@ -23,14 +23,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from cogfs.client import Client, Thread, Workspace, connect
 from cogfs.v1 import common_pb2
-from tests.bench.checkpoint import Figures, change, make, run, sealed
+from tests.bench.checkpoint import Figures, change, make, sealed
+from tests.bench.peers import output, site
 
 _MIB = 1 << 20
 
@@ -53,7 +53,7 @@ class _Shadow:
         self._git("commit", "-q", "-m", "first")
 
     def _git(self, *command: str) -> None:
-        run("git", "-C", str(self._tree), *command, **self._environment)
+        output("git", "-C", str(self._tree), *command, **self._environment)
 
     def stash(self) -> None:
         self._git("stash", "push", "-q", "-u")
@@ -228,28 +228,20 @@ def main() -> int:
         with connect() as cog:
             print(json.dumps(plan(cog, cog.thread(thread_id), entry, how == "streamed")))
         return 0
-    base = Path(tempfile.mkdtemp(prefix="cogfs-bench-", dir=options.base))
-    os.environ["COGFS_STATE_DIR"] = str(base / "state")
-    os.environ["COGFS_RUNTIME_DIR"] = str(base / "run")
-    os.environ.pop("COGFS_ENDPOINT", None)
-    parts: dict[str, Callable[[Client], dict[str, dict[str, float]]]] = {
-        f"ten changed files among {options.files:,}": lambda cog: _columns(
-            small_changes(cog, base, options.files, options.rounds)
-        ),
-        "threads": lambda cog: _columns(forks(cog, options.entries, options.rounds)),
-        "plans": lambda cog: large_plans(cog, base, options.changed) if options.changed else {},
-    }
     figures = {}
-    try:
-        with connect(start=True) as cog:
-            for title, measure in parts.items():
-                figures[title] = measure(cog)
-                if not options.json:
-                    _table(title, figures[title])
-                    sys.stdout.flush()
-    finally:
-        run(sys.executable, "-m", "cogfs.ctl.main", "daemon", "stop")
-        shutil.rmtree(base, ignore_errors=True)
+    with site(options.base) as base, connect(start=True) as cog:
+        parts: dict[str, Callable[[], dict[str, dict[str, float]]]] = {
+            f"ten changed files among {options.files:,}": lambda: _columns(
+                small_changes(cog, base, options.files, options.rounds)
+            ),
+            "threads": lambda: _columns(forks(cog, options.entries, options.rounds)),
+            "plans": lambda: large_plans(cog, base, options.changed) if options.changed else {},
+        }
+        for title, measure in parts.items():
+            figures[title] = measure()
+            if not options.json:
+                _table(title, figures[title])
+                sys.stdout.flush()
     if options.json:
         print(json.dumps(figures))
     return 0

@@ -15,15 +15,14 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from cogfs.client import Client, Workspace, connect
+from tests.bench.peers import site
 
 _PIECE = 1 << 20
 _GIB_PIECES = 1024
@@ -163,18 +162,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("at least one round is needed")
-    base = Path(tempfile.mkdtemp(prefix="cogfs-bench-", dir=options.base))
-    os.environ["COGFS_STATE_DIR"] = str(base / "state")
-    os.environ["COGFS_RUNTIME_DIR"] = str(base / "run")
-    os.environ.pop("COGFS_ENDPOINT", None)
-    try:
-        with connect(start=True) as cog:
-            figures = measure(cog, base, options.rounds)
-    finally:
-        subprocess.run(
-            [sys.executable, "-m", "cogfs.ctl.main", "daemon", "stop"], check=False, stdout=subprocess.DEVNULL
-        )
-        shutil.rmtree(base, ignore_errors=True)
+    with site(options.base) as base, connect(start=True) as cog:
+        figures = measure(cog, base, options.rounds)
     if options.json:
         print(json.dumps(figures))
         return 0

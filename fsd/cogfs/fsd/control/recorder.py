@@ -249,7 +249,7 @@ class Recorder:
             worklist = self._worklist
             worklist.collect(directories, files)
             self._earlier = frozenset(earlier)
-            # What came from where nothing is recorded is of the boundary with all below it, and everything else then, too.
+            # With what came from where nothing is recorded, everything is protected.
             self._listed = not self._asof.present and not any(one.subtree for one in directories)
             self._tracked = True
             self._removed |= worklist.left_out
