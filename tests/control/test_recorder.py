@@ -22,7 +22,7 @@ from cogfs.fsd.control.capture import Captured, capture_file
 from cogfs.fsd.control.errors import CogfsError
 from cogfs.fsd.control.planner import find, walk
 from cogfs.fsd.control.recordbook import RecordBook
-from cogfs.fsd.control.recorder import RACY_NS, Recorder
+from cogfs.fsd.control.recorder import RACY_NS, Recorded, Recorder
 from cogfs.fsd.control.rules import Rules
 from cogfs.fsd.undolog import EntryWas, InodeWas, Status, UndoLog, UndoLogWriter, Was
 from cogfs.store.schema import Kind, OpaqueReason, RecordState, TreeEntry
@@ -605,6 +605,20 @@ def test_a_new_directory_that_has_the_number_of_one_that_is_gone(place: Director
     assert place.record() == place.recorded
 
 
+def _updated_as_of_boundary(place: Directory, listed: DirtyFile, root: TreeEntry, frozen_ns: int) -> Recorded | None:
+    """An update as of boundary 1, of which the log is beside the directory."""
+    fd = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
+    log = UndoLog(place.root.parent / "log")
+    asof = AsOf(fd, log=log, boundary=1, frozen_ns=frozen_ns)
+    try:
+        book = RecordBook(place.store, place.id)
+        return Recorder(place.store, book, fd, Rules((), ANY_SIZE), place.pool, asof).update([], [listed], root)
+    finally:
+        asof.close()
+        log.close()
+        os.close(fd)
+
+
 @pytest.mark.parametrize("gone", ["a", "b"])
 def test_a_hard_link_of_a_boundary_that_is_removed_before_it_is_looked_at(place: Directory, gone: str) -> None:
     """The name that is left has a link count of one by then, and is still one file with the other."""
@@ -628,14 +642,7 @@ def test_a_hard_link_of_a_boundary_that_is_removed_before_it_is_looked_at(place:
     )
     writer.close()
     (directory / "x").unlink()
-    book = RecordBook(place.store, place.id)
-    fd = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
-    log = UndoLog(place.root.parent / "log")
-    asof = AsOf(fd, log=log, boundary=1, frozen_ns=frozen_ns)
-    recorded = Recorder(place.store, book, fd, Rules((), ANY_SIZE), place.pool, asof).update([], [listed], root)
-    asof.close()
-    log.close()
-    os.close(fd)
+    recorded = _updated_as_of_boundary(place, listed, root, frozen_ns)
     assert recorded is not None and not recorded.failed
     groups = {entry.link_group for path in paths if (entry := find(place.store, recorded.root, path)) is not None}
     assert len(groups) == 1 and groups != {0}
@@ -658,14 +665,7 @@ def test_what_a_later_boundary_has_of_a_file_is_not_taken_for_an_earlier_one(pla
     writer.append(InodeWas(2, Was(Status.of(status), hash=later)))
     writer.close()
     path.write_text("three")
-    book = RecordBook(place.store, place.id)
-    fd = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
-    log = UndoLog(place.root.parent / "log")
-    asof = AsOf(fd, log=log, boundary=1, frozen_ns=frozen_ns)
-    recorded = Recorder(place.store, book, fd, Rules((), ANY_SIZE), place.pool, asof).update([], [file], root)
-    asof.close()
-    log.close()
-    os.close(fd)
+    recorded = _updated_as_of_boundary(place, file, root, frozen_ns)
     assert recorded is not None
     assert {one.reason for one in recorded.failed} == (set() if listed else {"it was changed before it was read"})
 
