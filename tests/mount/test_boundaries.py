@@ -24,7 +24,7 @@ from cogfs.fsd import channel
 from cogfs.fsd.mount import syscalls
 from cogfs.fsd.undolog import EntryWas, InodeWas, UndoLog, Was
 from tests.mount.conftest import Start
-from tests.support.boundary import Capturer, records, was_of
+from tests.support.boundary import Capturer, records, tells_of, was_of
 from tests.support.worker_client import Call, MountedWorker, WorkerClient
 
 HASH = b"h" * 32
@@ -827,7 +827,7 @@ def test_a_full_disk_ends_protection_and_not_the_work(small: MountedWorker) -> N
         (top / name).write_text("x")
     with small.connect() as client:
         assert (client.welcome.boundaries, client.welcome.broken) == ([], "")
-        client.boundary()
+        given_up = client.boundary().generation
         waiting = Call(lambda: write(top / "g"))
         client.next_wanted()
         for number in range(200):
@@ -841,7 +841,8 @@ def test_a_full_disk_ends_protection_and_not_the_work(small: MountedWorker) -> N
         assert client.welcome.boundaries == []
         assert client.welcome.broken == client.broken[0] if client.broken else client.welcome.broken
         boundary = client.boundary().generation
-        assert log.stat().st_size == 0
+        assert records(log) == ([], [])
+        assert (tells_of(log, given_up), tells_of(log, boundary)) == (False, True)
         call = Call(lambda: write(top / "f"))
         was = was_of(small.root / "f", HASH)
         client.expect(channel.Preserve(client.next_wanted().ticket, was), channel.Done)

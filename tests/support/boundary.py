@@ -32,6 +32,15 @@ def records(path: Path) -> tuple[list[EntryWas], list[InodeWas]]:
     return entries, inodes
 
 
+def tells_of(path: Path, boundary: int) -> bool:
+    """Whether an undo log has all that was changed since a boundary."""
+    log = UndoLog(os.fsencode(path))
+    log.refresh()
+    told = log.tells_of(boundary)
+    log.close()
+    return told
+
+
 def xattrs_of(path: str | Path | int) -> tuple[tuple[bytes, bytes], ...]:
     """All extended attributes, by name."""
     names = os.listxattr(path, follow_symlinks=False) if not isinstance(path, int) else os.listxattr(path)

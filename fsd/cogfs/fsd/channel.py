@@ -175,9 +175,11 @@ class Committed(Message, frozen=True):
 
 
 class Sealed(Message, frozen=True):
-    """Boundary ``generation``, and all before, need no protection any more. Answer: ``Done``."""
+    """Boundary ``generation``, and all before, need no protection any more. Answer: ``Done``. ``given_up``: though they
+    are not sealed; that is written into the undo log."""
 
     generation: int
+    given_up: bool = False
 
 
 class Resume(Message, frozen=True):

@@ -22,6 +22,7 @@ import stat
 import struct
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -119,7 +120,13 @@ class ContentWas(msgspec.Struct, array_like=True, frozen=True, tag=4):
     data: bytes
 
 
-Record = EntryWas | InodeWas | DirectoryMade | ContentWas
+class GivenUp(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """Changes were made that are not in the log: it does not tell what ``boundary`` was, nor any before that."""
+
+    boundary: int
+
+
+Record = EntryWas | InodeWas | DirectoryMade | ContentWas | GivenUp
 
 #: ``Was.reason`` of a file that is larger than any that a snapshot keeps.
 TOO_LARGE = "too-large"
@@ -145,6 +152,7 @@ class UndoLogWriter:
     def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
         """OSError. A record that was cut off at the end is taken away: what is appended must be found."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._path = path
         self._fd = os.open(path, flags, 0o600)
         size = os.fstat(self._fd).st_size
         self._size = 0
@@ -179,6 +187,16 @@ class UndoLogWriter:
         if self._size:
             os.ftruncate(self._fd, 0)
             self._size = 0
+
+    def give_up(self, boundary: int) -> None:
+        """It tells nothing of ``boundary`` and those before any more. Where not even that can be written down, there is
+        no log from now on, which says the same of all boundaries."""
+        try:
+            self.clear()
+            self.append(GivenUp(boundary))
+        except OSError:
+            with suppress(OSError):
+                os.unlink(self._path)
 
     def close(self) -> None:
         """Give the descriptor back; the log stays."""
@@ -279,6 +297,7 @@ class UndoLog:
         self._inodes: dict[int, list[tuple[int, InodeWas]]] = {}
         self._pieces: dict[int, list[_Piece]] = {}
         self._count = 0
+        self._given_up = 0
 
     def refresh(self) -> None:
         """Take in what was appended. OSError; ValueError when the log is damaged."""
@@ -313,12 +332,18 @@ class UndoLog:
             names.setdefault(record.name, []).append(record)
         elif isinstance(record, DirectoryMade):
             self._entries.setdefault(record.inode, [(-1, {})]).append((record.boundary, {}))
+        elif isinstance(record, GivenUp):
+            self._given_up = max(self._given_up, record.boundary)
         elif isinstance(record, ContentWas):
             length = len(record.data)
             piece = _Piece(self._count, record.boundary, record.offset, length, end - length)
             self._pieces.setdefault(record.inode, []).append(piece)
         else:
             self._inodes.setdefault(record.was.status.inode, []).append((self._count, record))
+
+    def tells_of(self, boundary: int) -> bool:
+        """Whether all that was changed since ``boundary`` is in the log, as of the last ``refresh``."""
+        return self._fd >= 0 and boundary > self._given_up
 
     def stored(self) -> Iterator[bytes]:
         """The names of the objects in the store that records name."""

@@ -56,7 +56,7 @@ class HardLinks:
                 )
                 if rows != recorded.rows:
                     self._put_rows(directory, recorded, rows)
-                    self._renew_above(directory, root_inode)
+                    self.renew_above(directory, root_inode)
 
     def _as_recorded(self, directory: int, row: StatRow) -> StatRow:
         """A name of a file, as the file is by its other names."""
@@ -71,7 +71,7 @@ class HardLinks:
             inode, msgspec.structs.replace(recorded, tree_hash=tree_hash, rows=rows, sums=sum_of(rows))
         )
 
-    def _renew_above(self, inode: int, root_inode: int) -> None:
+    def renew_above(self, inode: int, root_inode: int) -> None:
         """A directory was recorded anew after those above it: so are they."""
         while inode != root_inode:
             below = self._book.directory(inode)

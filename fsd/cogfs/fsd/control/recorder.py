@@ -313,10 +313,10 @@ class Recorder:
         elif not parent:
             # It is recorded nowhere: the one that holds it has it among its names, and scans it.
             return
-        elif inode in self._earlier and self._was_removed(inode, path):
-            self._removed.add(inode)
-            return
         try:
+            if inode in self._earlier and self._was_removed(inode, path):
+                self._removed.add(inode)
+                return
             if work.subtree or (old is None and not work.made) or (old is not None and self._other_rules(inode, path)):
                 fd = self._asof.open(inode, path)
                 if fd < 0 and self._asof.present:
@@ -335,11 +335,14 @@ class Recorder:
         if now is None or inode == root_inode:
             return
         if old is None or _seen_from_above(now) != _seen_from_above(old):
-            self._worklist.at(parent, split(path)[0]).children[inode] = name
+            if self._worklist.is_begun(parent):
+                self._links.renew_above(inode, root_inode)
+            else:
+                self._worklist.at(parent, split(path)[0]).children[inode] = name
 
     def _was_removed(self, inode: int, path: bytes) -> bool:
-        """Whether a directory that is protected was no more at the boundary."""
-        fd = self._reach(inode, path)
+        """Whether a directory that is protected was no more at the boundary. OSError when it cannot be read."""
+        fd = self._asof.open(inode, path)
         if fd >= 0:
             os.close(fd)
             return False
@@ -725,7 +728,8 @@ class Recorder:
             self._look_at(frame, name, was.status if was is not None else Status.of(found), found.st_dev)
         elif was is not None:
             self._look_at(frame, name, was.status, self._device)
-        elif inode not in self._earlier:
+        elif inode not in self._earlier or frame.fd >= 0:
+            # It went with the directory, or not before the boundary.
             self._fail(frame, name, "it has gone")
 
     def _look_at(self, frame: _Frame, name: bytes, status: Status, device: int) -> None:
@@ -871,7 +875,7 @@ class Recorder:
                     assert recorded is not None
                     entry = self._directory_entry(name, known.status, recorded, _kept(known.xattrs))
                     frame.rows[name] = _status(entry, known.status, recorded.sums)
-            elif row is None and inode in self._earlier:
+            elif row is None and inode in self._earlier and frame.fd < 0:
                 continue
             elif inode and (row is None or row.inode not in (0, inode)):
                 if not any(one.path == join(frame.path, name) for one in self._failed):
@@ -884,9 +888,8 @@ class Recorder:
         """The row of anything but a directory, by what the log has of its inode."""
         status = was.status
         path = join(frame.path, name)
-        protected = not self._listed or status.inode in self._worklist.listed or self._asof.has_seen(status.inode)
-        if not protected and status.ctime_ns > self._asof.frozen_ns:
-            # So it was at a later boundary, which lists it.
+        if status.ctime_ns > self._asof.frozen_ns and not self._asof.has_seen(status.inode):
+            # So it was later: at another boundary, or when there was a worker again.
             self._fail(frame, name, "it was changed before it was read")
         if self._rules.excludes(path, name, directory=False):
             return _opaque(name, status, OpaqueReason.EXCLUDED)

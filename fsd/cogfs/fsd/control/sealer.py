@@ -69,6 +69,7 @@ _SYNC_AFTER = 5.0
 _ALL_ROWS = 1 << 62
 #: No generation is later.
 _ANY_GENERATION = 1 << 62
+_NOT_PRESERVED = "nothing of it was preserved for some time"
 #: Paths that a snapshot names as the reason for its failure.
 _MAX_FAILED = 1000
 
@@ -164,8 +165,9 @@ class Sealer:
                 self._link = link
                 self._hold(os.dup(link.root_fd))
                 # Of the boundaries so far; with the next one the worker begins anew.
-                if link.welcome.broken and generations:
-                    self._broken = (generations[-1], link.welcome.broken)
+                unknown = set(generations) - set(link.welcome.boundaries)
+                if unknown and max(unknown) > self._broken[0]:
+                    self._broken = (max(unknown), link.welcome.broken or _NOT_PRESERVED)
             link.call(Reconcile(generations, unlisted))
         if generations:
             self.wake()
@@ -496,7 +498,7 @@ class Sealer:
         try:
             recorded, book = self._record(row, snapshot, state, root_fd, link, log)
             step("seal.recorded")
-            lost = recorded.failed + self._check_preserved(row, link, recorded.in_place)
+            lost = recorded.failed + self._check_preserved(row, link, log, recorded.in_place)
             if lost:
                 failure = CogfsError(Reason.IO, "some files could not be captured as they were")
                 self._give_up(row, failure, lost)
@@ -509,7 +511,7 @@ class Sealer:
         self._tell(row.generation)
 
     def _check_preserved(
-        self, row: BoundaryRow, link: Link | None, in_place: Mapping[int, bytes]
+        self, row: BoundaryRow, link: Link | None, log: UndoLog, in_place: Mapping[int, bytes]
     ) -> tuple[Skipped, ...]:
         """Whether the undo log had all that was changed before the files were looked at: CogfsError IO. Of the files
         that were read ``in_place``, those that were changed past the mount."""
@@ -525,6 +527,10 @@ class Sealer:
             until, why = self._broken
         if row.generation <= until:
             raise CogfsError(Reason.IO, f"what was changed meanwhile could not be kept: {why}")
+        log.refresh()
+        if not log.tells_of(row.generation):
+            # A daemon before this one may have been told why.
+            raise CogfsError(Reason.IO, f"what was changed meanwhile could not be kept: {_NOT_PRESERVED}")
         return tuple(Skipped(in_place[one], "it was changed past the mount") for one in foreign if one in in_place)
 
     def _record(
@@ -558,7 +564,9 @@ class Sealer:
             recorded = None
             if listed is not None and state is not None and state.root is not None:
                 files = self._with_late(row, listed.files, link)
-                recorded = recorder.update(listed.directories, files, state.root, listed.earlier)
+                # Nobody watched while there was no worker.
+                earlier = listed.earlier if same_worker else ()
+                recorded = recorder.update(listed.directories, files, state.root, earlier)
             if recorded is None:
                 if not row.unlisted:
                     raise CogfsError(Reason.IO, "what the snapshot builds upon is not recorded")
@@ -625,14 +633,14 @@ class Sealer:
         with self._changed:
             self._unsynced_since = self._unsynced_since or time.monotonic()
 
-    def _tell(self, generation: int) -> None:
+    def _tell(self, generation: int, *, given_up: bool = False) -> None:
         """The worker need not protect the boundary any more."""
         with self._changed:
             link = self._link
         if link is None:
             return
         try:
-            link.call(Sealed(generation))
+            link.call(Sealed(generation, given_up))
         except CogfsError as error:
             _log.warning("cannot tell the worker of a seal", workspace=self._workspace_id, error=str(error))
 
@@ -656,7 +664,7 @@ class Sealer:
                 self._changed.notify_all()
             step("seal.failed")
             if last:
-                self._tell(row.generation)
+                self._tell(last)
             return
 
     def _abandon_all(self, row: BoundaryRow, failure: CogfsError) -> bool:
@@ -672,24 +680,56 @@ class Sealer:
                 self._tries += 1
                 self._broken = (last, str(failure))
                 self._changed.notify_all()
-            self._tell(last)
+            self._tell(last, given_up=True)
         with self._changed:
             if not self._closed:
                 self._changed.wait(_RETRY)
             return not self._closed
 
-    def _write_failure(self, row: BoundaryRow, failure: CogfsError, failed: tuple[Skipped, ...]) -> bool:
-        """Whether there is no boundary any more."""
+    def _write_failure(self, row: BoundaryRow, failure: CogfsError, failed: tuple[Skipped, ...]) -> int:
+        """The latest of those that have failed, when no boundary is left; else 0."""
         with self._changed:
             known = {path: self._trouble.pop(path, "") for path in [one.path for one in failed]}
         failed = tuple(Skipped(one.path, known[one.path] or one.reason) for one in failed[:_MAX_FAILED])
         with self.order, self._store.write() as writer:
-            snapshot = writer.snapshot(row.snapshot_id)
-            writer.put_snapshot(
-                msgspec.structs.replace(snapshot, state=SnapshotState.FAILED, reason=str(failure), failed=failed)
-            )
-            writer.delete_boundary(self._workspace_id, row.generation)
-            return not self._hand_on(writer, row)
+            self._fail(writer, row, str(failure), failed)
+            last = row.generation if self._is_protected(row) else self._fail_those_upon(writer, row)
+            return 0 if self._hand_on(writer, row) else last
+
+    def _fail(self, writer: Writer, row: BoundaryRow, reason: str, failed: tuple[Skipped, ...]) -> None:
+        snapshot = writer.snapshot(row.snapshot_id)
+        writer.put_snapshot(msgspec.structs.replace(snapshot, state=SnapshotState.FAILED, reason=reason, failed=failed))
+        writer.delete_boundary(self._workspace_id, row.generation)
+
+    def _is_protected(self, row: BoundaryRow) -> bool:
+        """Whether all that was changed since a boundary is in the log, and will be."""
+        with self._changed:
+            link, until = self._link, self._broken[0]
+        if row.generation <= until or link is None or not link.alive:
+            return False
+        log = UndoLog(self._undo_log)
+        try:
+            log.refresh()
+            return link.welcome.started_ns == row.worker_started_ns and log.tells_of(row.generation)
+        except (OSError, ValueError):
+            return False
+        finally:
+            log.close()
+
+    def _fail_those_upon(self, writer: Writer, row: BoundaryRow) -> int:
+        """What a boundary was of may have changed unseen: so of those that list only what changed after it, nobody
+        knows the rest. The last of them, or ``row``."""
+        last = row.generation
+        for generation in writer.generations(self._workspace_id):
+            following = writer.boundary(self._workspace_id, generation)
+            assert following is not None
+            if following.unlisted:
+                break
+            reason = f"it builds upon the snapshot {row.snapshot_id}, which failed, and {_NOT_PRESERVED}"
+            _log.error("snapshot failed", snapshot=following.snapshot_id, reason=reason, paths=0)
+            self._fail(writer, following, reason, ())
+            last = generation
+        return last
 
     def _hand_on(self, writer: Writer, row: BoundaryRow) -> bool:
         """Have the next boundary build upon what the failed one did; whether there is one."""

@@ -47,12 +47,11 @@ class Worklist:
         self._rules = rules
         self._work: dict[int, Work] = {}
         self._depths: dict[int, dict[int, Work]] = {}
+        self._begun: set[int] = set()
         #: Directories that are not recorded where they are now.
         self.left_out: set[int] = set()
         #: Files of which anything changed, and those whose content did.
         self.touched: set[int] = set()
-        #: Those that the worker lists itself.
-        self.listed: set[int] = set()
         self.written: set[int] = set()
         #: Of these there are names that the worker may not know.
         self.linked: set[int] = set()
@@ -67,8 +66,6 @@ class Worklist:
             self._collect_directory(directory)
         for file in files:
             self.touched.add(file.inode)
-            if file.paths:
-                self.listed.add(file.inode)
             if file.content:
                 self.written.add(file.inode)
             for path, parent in zip(file.paths, file.parents, strict=True):
@@ -119,7 +116,13 @@ class Worklist:
     def deepest_first(self) -> Iterator[Work]:
         """All directories. What is added meanwhile comes in its turn; it has to lie above the one that came last."""
         for depth in range(max(self._depths, default=-1), -1, -1):
-            yield from sorted(self._depths.get(depth, {}).values(), key=lambda work: work.path)
+            for work in sorted(self._depths.get(depth, {}).values(), key=lambda work: work.path):
+                self._begun.add(work.inode)
+                yield work
+
+    def is_begun(self, inode: int) -> bool:
+        """Whether a directory came already: one that was listed twice may stand deeper than its path says."""
+        return inode in self._begun
 
 
 def _depth(path: bytes) -> int:

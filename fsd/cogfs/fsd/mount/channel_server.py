@@ -289,8 +289,8 @@ class ChannelServer:
                     if retained is not None:
                         dirty.release(retained.changes)
                     self._preserver.sealed(generation)
-            case channel.Sealed(generation):
-                self._preserver.sealed(generation)
+            case channel.Sealed(generation, given_up):
+                self._preserver.sealed(generation, given_up=given_up)
             case channel.Reconcile(boundaries, unlisted):
                 self._preserver.reconcile(boundaries, unlisted)
             case channel.Preserve(ticket, was):

@@ -41,6 +41,7 @@ from cogfs.fsd.undolog import (
     ContentWas,
     DirectoryMade,
     EntryWas,
+    GivenUp,
     InodeWas,
     Record,
     Status,
@@ -137,6 +138,8 @@ class Preserver:
         self._gate = gate
         self._path = path
         self._log: UndoLogWriter | None = None
+        #: The latest boundary that the log does not tell of.
+        self._given_up = 0
         #: Why the log could not be written, or empty.
         self.broken = ""
         #: Says to the control process, when there is one that listens, that a call waits.
@@ -166,13 +169,17 @@ class Preserver:
             self._open(boundaries)
 
     def _open(self, boundaries: Collection[int]) -> None:
+        assert self._path is not None
+        self._boundaries = [Boundary(number, None, False) for number in sorted(set(boundaries))]
         try:
+            if boundaries and not os.path.lexists(self._path):
+                raise FileNotFoundError(errno.ENOENT, "it is not there any more")
             self._writable()
-            self._boundaries = [Boundary(number, None, False) for number in sorted(set(boundaries))]
-            self._update()
         except OSError as error:
             # A mount without protection is better than none.
             self._give_up(error)
+            return
+        self._update()
 
     def _writable(self) -> UndoLogWriter:
         if self._log is None:
@@ -203,17 +210,25 @@ class Preserver:
             raise ValueError(f"generation {number} is not the one handed over last, or was taken back")
         if not self._gate.frozen:
             raise ValueError(f"what generation {number} was may have been changed since it was handed over")
-        undo_log = self._writable()
         if self.broken:
-            # What it says is of no use any more, and may be what fills the disk.
-            undo_log.clear()
-            self.broken = ""
+            self._renew_log()
+        self._writable()
         self._dirty.commit(number)
         boundary = Boundary(number, retained, False, limit)
         boundary.unlisted = boundary.unlisted or unlisted
         self._boundaries.append(boundary)
         self._done = set()
         self._update()
+
+    def _renew_log(self) -> None:
+        """What the log says is of no use any more, and may be what fills the disk. OSError."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        undo_log = self._writable()
+        undo_log.clear()
+        undo_log.append(GivenUp(self._given_up))
+        self.broken = ""
 
     def leave(self) -> None:
         """The control process has gone. What was handed over, and is as it was then, may be a boundary."""
@@ -249,8 +264,8 @@ class Preserver:
         self._boundaries = kept
         self._update()
 
-    def sealed(self, number: int) -> None:
-        """Boundary ``number``, and all before it, need no protection any more."""
+    def sealed(self, number: int, *, given_up: bool = False) -> None:
+        """Boundary ``number``, and all before it, need no protection any more; ``given_up``: though they are needed."""
         kept = []
         for boundary in self._boundaries:
             if boundary.number > number:
@@ -260,6 +275,9 @@ class Preserver:
         if len(kept) < len(self._boundaries):
             self._boundaries = kept
             self._update()
+        if given_up and not kept and self._log is not None:
+            self._given_up = max(self._given_up, number)
+            self._log.give_up(self._given_up)
 
     def _update(self) -> None:
         """After a change of the boundaries."""
@@ -289,6 +307,9 @@ class Preserver:
         self.broken = f"the undo log cannot be written: {error.strerror or error}"
         log.warning("snapshots that are not sealed are not protected any more: %s", self.broken)
         boundaries, self._boundaries = self._boundaries, []
+        self._given_up = max([self._given_up, *(boundary.number for boundary in boundaries)])
+        if self._log is not None:
+            self._log.give_up(self._given_up)
         for boundary in boundaries:
             if boundary.unknown:
                 assert boundary.retained is not None
