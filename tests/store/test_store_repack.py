@@ -323,11 +323,11 @@ def test_an_index_that_is_lost_is_rebuilt_out_of_groups(store: Store) -> None:
 
 def test_while_others_put_and_read_and_collect(place: Path) -> None:
     stop = threading.Event()
+    rounds = [0, 0]
 
-    def work(store: Store, seed: int) -> int:
+    def work(store: Store, seed: int) -> None:
         chance = random.Random(seed)
         known: dict[bytes, int] = {store.put_blob(version(0, seed)): 0}
-        count = 0
         while not stop.is_set():
             with store.operation():
                 number = chance.randrange(60)
@@ -343,15 +343,16 @@ def test_while_others_put_and_read_and_collect(place: Path) -> None:
                     with store.write() as rows, suppress(NotFound):
                         rows.delete_snapshot(f"s{seed}-{gone:03}")
                     known = {each: of for each, of in known.items() if of != gone} or known
-            count += 1
-        return count
+            rounds[seed] += 1
 
     with Store.open(place, pack_limit=60_000, map_size=64 * 1024) as store, ThreadPoolExecutor(3) as pool:
         Versions(store)
         running = [pool.submit(work, store, seed) for seed in range(2)]
         made = 0
         try:
-            for _ in range(8):
+            turn = 0
+            while turn < 8 or (min(rounds) < 6 and not any(one.done() for one in running)):
+                turn += 1
                 done = store.repack(grace=0)
                 assert done.deferred in ("", "other work that began before takes long")
                 assert not done.damaged
@@ -359,7 +360,8 @@ def test_while_others_put_and_read_and_collect(place: Path) -> None:
                 store.collect(grace=0, thorough=True)
         finally:
             stop.set()
-        assert all(one.result() > 5 for one in running)
+        for one in running:
+            one.result()
         assert made > 2
         assert store.check(data=True).problems == []
 

@@ -146,6 +146,11 @@ class Commands:
     def _running(self, row: CommandRow, stats: dict[int, Stat]) -> Running:
         if row.boot_id != self._boot:
             return Running(row, ())
+        if row.cgroup:
+            # Of those that have come since, nothing is known yet.
+            for pid in cgroups.pids(row.cgroup):
+                if pid not in stats and (stat := processes.look(pid)) is not None:
+                    stats[pid] = stat
         found = processes.family(row.processes, stats)
         if row.cgroup:
             found |= {stats[pid].process for pid in cgroups.pids(row.cgroup) if pid in stats}
@@ -184,16 +189,21 @@ class Commands:
         if not rows:
             return []
         stats = processes.all_of_them()
+        again: dict[int, Stat] = {}
         found, ended, grown = [], [], []
         for row in rows:
             now = self._running(row, stats)
+            if not now.processes:
+                # The last may have ended while it was looked for, and have begun another one that was not there before.
+                again = again or processes.all_of_them()
+                now = self._running(row, again)
             if not now.processes:
                 ended.append(row)
                 continue
             found.append(now)
             if not row.cgroup and set(now.processes) - set(row.processes):
                 # The one that it was registered by stays the first, and who has ended may still lead a group.
-                grown.append(msgspec.structs.replace(row, processes=_remembered(row, now, stats)))
+                grown.append(msgspec.structs.replace(row, processes=_remembered(row, now, {**stats, **again})))
         if ended or grown:
             with self._store.write(objects=False) as writer:
                 for row in ended:
