@@ -159,6 +159,60 @@ def test_a_name_restored_alone_takes_nothing_from_names_that_are_not(place: Dire
     assert place.plan(target, paths=(b"b",)).empty
 
 
+@pytest.mark.parametrize("more", ["", "other content", "other mode"])
+def test_a_name_that_went_alone_comes_back_to_the_others_as_they_are(place: Directory, more: str) -> None:
+    """What was not restored is linked to where it is what it was."""
+    root = place.root
+    (root / "d").mkdir()
+    (root / "d" / "a").write_text("then")
+    os.link(root / "d" / "a", root / "b")
+    target, was = place.record(), describe(root)
+    (root / "b").unlink()
+    (root / "b").write_text("a file of its own")
+    if more == "other content":
+        (root / "d" / "a").write_text("now")
+    elif more:
+        (root / "d" / "a").chmod(0o600)
+    other = describe(root)[b"d/a"]
+    place.restore(target, paths=(b"b",))
+    now = describe(root)
+    assert now[b"b"].content == was[b"b"].content
+    if more:
+        assert now[b"d/a"] == other and not now[b"b"].group
+    else:
+        assert not differences(now, was)
+    assert place.plan(target, paths=(b"b",)).empty
+
+
+_PIECE = 64 * 1024
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(0, b"x"), (40 * _PIECE, b"y")],
+        [(3 * _PIECE + 5, b"in the middle"), (20 * _PIECE - 1, b"")],
+        [(0, b"z" * _PIECE), (2 * _PIECE, b"z" * (_PIECE + 1)), (9 * _PIECE, b"")],
+        [(7 * _PIECE, b"")],
+        [(100, b"")],
+    ],
+)
+def test_a_file_with_holes_takes_no_more_room_than_before(place: Directory, parts: list[tuple[int, bytes]]) -> None:
+    path = place.root / "holes"
+    with path.open("wb") as file:
+        for offset, data in parts:
+            file.seek(offset)
+            file.write(data)
+        file.truncate(max(offset + len(data) for offset, data in parts))
+    content, blocks = path.read_bytes(), path.stat().st_blocks
+    target = place.record()
+    path.unlink()
+    place.restore(target)
+    assert path.read_bytes() == content
+    # What is less than a piece is written.
+    assert path.stat().st_blocks * 512 <= blocks * 512 + 2 * len(parts) * _PIECE
+
+
 def test_a_name_that_cannot_come_back_is_no_difference_to_the_others(place: Directory) -> None:
     (place.root / "a").write_text("then")
     os.link(place.root / "a", place.root / "b")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cogfs.fsd.control.beneath import Beneath, beneath, split
 from cogfs.fsd.control.capture import Xattrs, is_recorded_xattr, is_root_xattr
@@ -26,6 +26,9 @@ from cogfs.v1.reasons import Reason
 Progress = Callable[[int, int], None]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Bytes; of what is zeros alone in a file, so many at a time are not written.
+_HOLE = 64 * 1024
+_ZEROS = bytes(_HOLE)
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
 #: Bits of a size that do not count where files are put in an order by it: those below a MiB.
@@ -251,10 +254,7 @@ class Executor:
             # Each question to the mount is a round trip: what the creation has just told is not asked again.
             made = os.fstat(fd)
             passing("restore.write")
-            for piece in self._store.read_file(after.hash):
-                rest = memoryview(piece)
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
+            self._fill(fd, self._store.read_file(after.hash))
             if after.xattrs or self._inherits(dir_fd):
                 self._attributes(fd, after)
                 return
@@ -265,6 +265,23 @@ class Executor:
                 os.chmod(fd, after.mode)
         finally:
             os.close(fd)
+
+    @staticmethod
+    def _fill(fd: int, pieces: Iterable[bytes]) -> None:
+        """Writes content into an empty file, and nothing where it is zeros for long: one with holes takes no more room
+        than it did."""
+        offset = written = 0
+        for piece in pieces:
+            begin = 0
+            view = memoryview(piece)
+            for start in range(0, len(piece) - _HOLE + 1, _HOLE):
+                if piece[start : start + _HOLE] == _ZEROS:
+                    written = _write_at(fd, view[begin:start], offset + begin) or written
+                    begin = start + _HOLE
+            written = _write_at(fd, view[begin:], offset + begin) or written
+            offset += len(piece)
+        if written < offset:
+            os.ftruncate(fd, offset)
 
     def _inherits(self, dir_fd: int) -> bool:
         """Whether what is made in a directory is given attributes by it."""
@@ -455,6 +472,15 @@ class Executor:
         self._done += 1
         if self._progress is not None:
             self._progress(self._done, len(self._plan.steps))
+
+
+def _write_at(fd: int, data: memoryview, offset: int) -> int:
+    """Writes all of it. Where it ends; 0 when there is none."""
+    end = offset + len(data) if data else 0
+    while data:
+        done = os.pwrite(fd, data, offset)
+        data, offset = data[done:], offset + done
+    return end
 
 
 def _prefix(restore_id: str) -> bytes:

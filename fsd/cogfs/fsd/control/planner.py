@@ -286,7 +286,8 @@ class Planner:
         """Compare hard links by which paths share a file, not by the numbers of their groups.
 
         Steps whose only difference was the number go; a step of one name of a file brings its other names with it.
-        With a filter, a name is linked to names in it alone: what the others hold now is no concern of the restore.
+        With a filter, a name is linked to others only where these are what the target has: what they hold else is no
+        concern of the restore.
         """
         involved = [
             step
@@ -307,7 +308,10 @@ class Planner:
 
         def possible(path: bytes) -> bool:
             """Whether a name of the target is one after the restore: not where something is left alone."""
-            return self.in_filter(path) and (path in our_entries or path in planned)
+            if self.in_filter(path):
+                return path in our_entries or path in planned
+            there, wanted = our_entries.get(path), their_entries[path]
+            return there is not None and same_content(there, wanted) and same_attributes(there, wanted)
 
         def right(path: bytes, before: TreeEntry, after: TreeEntry) -> bool:
             members = frozenset(theirs.get(after.link_group, ())) if after.link_group else frozenset((path,))
