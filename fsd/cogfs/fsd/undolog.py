@@ -188,15 +188,17 @@ class UndoLogWriter:
             os.ftruncate(self._fd, 0)
             self._size = 0
 
-    def give_up(self, boundary: int) -> None:
-        """It tells nothing of ``boundary`` and those before any more. Where not even that can be written down, there is
-        no log from now on, which says the same of all boundaries."""
+    def give_up(self, boundary: int) -> bool:
+        """It tells nothing of ``boundary`` and those before any more. False where not even that can be written down:
+        there is no log then, which says the same of all boundaries, and this one is to be closed."""
         try:
             self.clear()
             self.append(GivenUp(boundary))
         except OSError:
             with suppress(OSError):
                 os.unlink(self._path)
+            return False
+        return True
 
     def close(self) -> None:
         """Give the descriptor back; the log stays."""

@@ -182,11 +182,28 @@ class Preserver:
         self._update()
 
     def _writable(self) -> UndoLogWriter:
+        """The log. OSError when there is none, and none can be made that says what it does not tell of."""
         if self._log is None:
             if self._path is None:
                 raise OSError(errno.EINVAL, "the worker has no undo log")
-            self._log = UndoLogWriter(self._path)
+            made = UndoLogWriter(self._path)
+            try:
+                if self._given_up:
+                    made.clear()
+                    made.append(GivenUp(self._given_up))
+            except BaseException:
+                made.close()
+                raise
+            self._log = made
         return self._log
+
+    def _forsake(self, number: int) -> None:
+        """What the log says of boundary ``number`` and those before is of no use any more, and may be what fills the
+        disk."""
+        self._given_up = max(self._given_up, number)
+        if self._log is not None and not self._log.give_up(self._given_up):
+            self._log.close()
+            self._log = None
 
     # Boundaries
 
@@ -210,25 +227,17 @@ class Preserver:
             raise ValueError(f"generation {number} is not the one handed over last, or was taken back")
         if not self._gate.frozen:
             raise ValueError(f"what generation {number} was may have been changed since it was handed over")
-        if self.broken:
-            self._renew_log()
-        self._writable()
+        try:
+            self._writable()
+        except OSError as error:
+            raise OSError(error.errno, f"the undo log cannot be written: {error.strerror}") from error
+        self.broken = ""
         self._dirty.commit(number)
         boundary = Boundary(number, retained, False, limit)
         boundary.unlisted = boundary.unlisted or unlisted
         self._boundaries.append(boundary)
         self._done = set()
         self._update()
-
-    def _renew_log(self) -> None:
-        """What the log says is of no use any more, and may be what fills the disk. OSError."""
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-        undo_log = self._writable()
-        undo_log.clear()
-        undo_log.append(GivenUp(self._given_up))
-        self.broken = ""
 
     def leave(self) -> None:
         """The control process has gone. What was handed over, and is as it was then, may be a boundary."""
@@ -275,9 +284,8 @@ class Preserver:
         if len(kept) < len(self._boundaries):
             self._boundaries = kept
             self._update()
-        if given_up and not kept and self._log is not None:
-            self._given_up = max(self._given_up, number)
-            self._log.give_up(self._given_up)
+        if given_up and not kept:
+            self._forsake(number)
 
     def _update(self) -> None:
         """After a change of the boundaries."""
@@ -307,9 +315,7 @@ class Preserver:
         self.broken = f"the undo log cannot be written: {error.strerror or error}"
         log.warning("snapshots that are not sealed are not protected any more: %s", self.broken)
         boundaries, self._boundaries = self._boundaries, []
-        self._given_up = max([self._given_up, *(boundary.number for boundary in boundaries)])
-        if self._log is not None:
-            self._log.give_up(self._given_up)
+        self._forsake(max((boundary.number for boundary in boundaries), default=0))
         for boundary in boundaries:
             if boundary.unknown:
                 assert boundary.retained is not None
