@@ -60,8 +60,11 @@ class Directory:
             book.write(writer)
         return recorded
 
-    def plan(self, target: TreeEntry, rules: Rules | None = None, paths: tuple[bytes, ...] = ()) -> Plan:
-        return Planner(self.store, rules or Rules((), ANY_SIZE), paths).plan(self.record(rules), target)
+    def plan(
+        self, target: TreeEntry, rules: Rules | None = None, paths: tuple[bytes, ...] = (), *, back: bool = False
+    ) -> Plan:
+        planner = Planner(self.store, rules or Rules((), ANY_SIZE), paths, back=back)
+        return planner.plan(self.record(rules), target)
 
     def execute(self, plan: Plan) -> Executor:
         fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
@@ -72,8 +75,10 @@ class Directory:
             os.close(fd)
         return executor
 
-    def restore(self, target: TreeEntry, rules: Rules | None = None, paths: tuple[bytes, ...] = ()) -> Plan:
-        plan = self.plan(target, rules, paths)
+    def restore(
+        self, target: TreeEntry, rules: Rules | None = None, paths: tuple[bytes, ...] = (), *, back: bool = False
+    ) -> Plan:
+        plan = self.plan(target, rules, paths, back=back)
         self.execute(plan)
         return plan
 

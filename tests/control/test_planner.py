@@ -160,8 +160,8 @@ def test_a_name_restored_alone_takes_nothing_from_names_that_are_not(place: Dire
 
 
 @pytest.mark.parametrize("more", ["", "other content", "other mode"])
-def test_a_name_that_went_alone_comes_back_to_the_others_as_they_are(place: Directory, more: str) -> None:
-    """What was not restored is linked to where it is what it was."""
+def test_a_name_that_was_restored_alone_goes_back_to_the_others_as_they_were(place: Directory, more: str) -> None:
+    """What is not in the filter is linked to where it is what it was."""
     root = place.root
     (root / "d").mkdir()
     (root / "d" / "a").write_text("then")
@@ -174,14 +174,14 @@ def test_a_name_that_went_alone_comes_back_to_the_others_as_they_are(place: Dire
     elif more:
         (root / "d" / "a").chmod(0o600)
     other = describe(root)[b"d/a"]
-    place.restore(target, paths=(b"b",))
+    place.restore(target, paths=(b"b",), back=True)
     now = describe(root)
     assert now[b"b"].content == was[b"b"].content
     if more:
         assert now[b"d/a"] == other and not now[b"b"].group
     else:
         assert not differences(now, was)
-    assert place.plan(target, paths=(b"b",)).empty
+    assert place.plan(target, paths=(b"b",), back=True).empty
 
 
 _PIECE = 64 * 1024

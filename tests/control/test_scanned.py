@@ -27,6 +27,7 @@ from cogfs.fsd.control.scanned import ScannedLink, Scans
 from cogfs.fsd.control.sealer import boot_id
 from cogfs.fsd.control.settings import Settings
 from cogfs.fsd.control.workspace import Workspace
+from cogfs.fsd.undolog import UndoLogWriter
 from cogfs.store.ids import new_id
 from cogfs.store.schema import BoundaryRow, SnapshotOrigin, SnapshotRow, SnapshotState, WorkspaceOptions, WorkspaceRow
 from cogfs.store.store import Store
@@ -57,13 +58,21 @@ class Scanned:
     def __init__(self, store: Store, root: Path) -> None:
         self.root = root
         state = root.parent / "state"
-        self.engine = Engine(store, Places(state, state, state / "cogfsd.sock"), Settings())
+        self.places = Places(state, state, state / "cogfsd.sock")
+        self.engine = Engine(store, self.places, Settings())
         self.store = store
         self.id = new_id("ws")
         with store.write() as writer:
             writer.put_workspace(WorkspaceRow(self.id, os.fsencode(root), b"", WorkspaceOptions(), 0))
         self.scans = Scans(self.engine)
         self.scans.begin(self.id, os.fsencode(root))
+
+    @property
+    def undo_log(self) -> Path:
+        """That of a worker, if there had been one."""
+        path = self.places.undo_log(self.id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     @property
     def workspace(self) -> Workspace:
@@ -188,6 +197,8 @@ def test_a_boundary_of_an_earlier_mount(scanned: Scanned, changed: bool) -> None
     with scanned.store.write() as writer:
         writer.put_snapshot(frozen)
         writer.put_boundary(BoundaryRow(frozen.id, scanned.id, 7, 1, time.time_ns(), boot_id(), True, b""))
+    # The worker that made it had a log, and wrote nothing into it.
+    UndoLogWriter(scanned.undo_log).close()
     if changed:
         (scanned.root / "file").write_text("three\n")
     scanned.scans.begin(scanned.id, os.fsencode(scanned.root))

@@ -327,3 +327,18 @@ def test_files_that_were_one_stay_two(daemon: Ctl, mounted: Path) -> None:
     assert [name.read_text() for name in names] == ["two\n", "two\n", "one\n", "one\n"]
     inodes = [name.stat().st_ino for name in names]
     assert inodes[0] == inodes[1] != inodes[2] == inodes[3]
+
+
+def test_undo_of_one_name_makes_it_one_file_with_the_other_again(daemon: Ctl, mounted: Path) -> None:
+    first, second = mounted / "first", mounted / "second"
+    first.write_text("one\n")
+    os.link(first, second)
+    snapshot = daemon.json("checkpoint", mounted)["id"]
+    first.write_text("two\n")
+    daemon.json("restore", snapshot, "second", "--yes")
+    assert (first.read_text(), second.read_text()) == ("two\n", "one\n")
+    daemon.json("undo", mounted, "--yes")
+    assert second.read_text() == "two\n"
+    assert first.stat().st_ino == second.stat().st_ino
+    daemon.json("undo", mounted, "--yes")
+    assert (first.read_text(), second.read_text()) == ("two\n", "one\n")

@@ -30,7 +30,7 @@ from cogfs.fsd.control.workspace import Workspace
 from cogfs.store.errors import Corrupt, NotFound
 from cogfs.store.ids import new_id
 from cogfs.store.rows import Writer
-from cogfs.store.schema import JournalRow, Kind, RecoveryRow, SnapshotRow, TreeEntry
+from cogfs.store.schema import JournalRow, Kind, RecoveryRow, SnapshotOrigin, SnapshotRow, TreeEntry
 from cogfs.store.steps import step
 from cogfs.store.store import Store
 from cogfs.v1 import snapshot_pb2
@@ -48,6 +48,11 @@ _LOOKS = 3
 
 def silent(phase: snapshot_pb2.RestoreProgress.Phase.ValueType, done: int, total: int) -> None:
     """A ``Progress`` that tells nobody."""
+
+
+def is_before_restore(snapshot: SnapshotRow) -> bool:
+    """Whether it is what the files were right before a restore."""
+    return snapshot.origin is SnapshotOrigin.SAFETY
 
 
 def verify(store: Store, plan: Plan, progress: Progress = silent, *, kept: bool = False) -> None:
@@ -284,7 +289,8 @@ class Completion:
         """Take the files, wherever they are between the two snapshots, to one of them, and end the journal."""
         assert target.root is not None and safety.root is not None
         rules = Rules.of(target)
-        original = Planner(self._store, rules, journal.paths).plan(safety.root, target.root)
+        undoes = is_before_restore(target)
+        original = Planner(self._store, rules, journal.paths, back=undoes).plan(safety.root, target.root)
         allowed = original.paths() | {path for members in original.groups.values() for path in members}
         backing = link.root_fd if link is not None else self._open_root(None)
         try:
@@ -306,7 +312,8 @@ class Completion:
         wanted = safety.root if back else target.root
         above = self._directories_above(actual, wanted, allowed)
         self._keep_unknown(journal, actual, target, safety, allowed | above)
-        plan = Planner(self._store, Rules(target.exclude, -1), journal.paths).plan(actual, wanted)
+        planner = Planner(self._store, Rules(target.exclude, -1), journal.paths, back=back or undoes)
+        plan = planner.plan(actual, wanted)
         within = self._strange_directories(actual, target.root, safety.root, allowed)
         self._confine(plan, allowed | above, within)
         if back and not why and link is not None and not link.watched:

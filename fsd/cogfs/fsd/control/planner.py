@@ -110,8 +110,10 @@ def normal_path(path: bytes) -> bytes:
 class Planner:
     """Makes plans for one target."""
 
-    def __init__(self, store: Store, rules: Rules, paths: Sequence[bytes] = ()) -> None:
-        """``rules``: those that the target was taken by. ``paths``: normal; only they and what is below change."""
+    def __init__(self, store: Store, rules: Rules, paths: Sequence[bytes] = (), *, back: bool = False) -> None:
+        """``rules``: those that the target was taken by. ``paths``: normal; only they and what is below change.
+        ``back``: the target is what the files were before a restore, which is taken back."""
+        self._back = back
         self._store = store
         self._rules = rules
         self._paths = tuple(paths)
@@ -286,8 +288,8 @@ class Planner:
         """Compare hard links by which paths share a file, not by the numbers of their groups.
 
         Steps whose only difference was the number go; a step of one name of a file brings its other names with it.
-        With a filter, a name is linked to others only where these are what the target has: what they hold else is no
-        concern of the restore.
+        With a filter, a name is linked to names in it alone: what the others hold now is no concern of the restore. On
+        the way back it is linked to those, too, that are still what they were.
         """
         involved = [
             step
@@ -310,6 +312,8 @@ class Planner:
             """Whether a name of the target is one after the restore: not where something is left alone."""
             if self.in_filter(path):
                 return path in our_entries or path in planned
+            if not self._back:
+                return False
             there, wanted = our_entries.get(path), their_entries[path]
             return there is not None and same_content(there, wanted) and same_attributes(there, wanted)
 

@@ -17,7 +17,7 @@ import structlog
 
 from cogfs.fsd.channel import Frozen
 from cogfs.fsd.control.beneath import beneath, split
-from cogfs.fsd.control.completion import Completion, Phase, Progress, silent, verify
+from cogfs.fsd.control.completion import Completion, Phase, Progress, is_before_restore, silent, verify
 from cogfs.fsd.control.errors import BusyBy, CogfsError, busy, show
 from cogfs.fsd.control.executor import refuse_what_is_not_ours
 from cogfs.fsd.control.occupancy import Touched, blocking, occupants
@@ -231,7 +231,7 @@ class Restoration:
     ) -> tuple[TreeEntry, Plan]:
         """The plan, and the current tree with all that the plan changes, but for what is not to be read."""
         assert target.root is not None
-        planner = Planner(self._store, Rules.of(target), paths)
+        planner = Planner(self._store, Rules.of(target), paths, back=is_before_restore(target))
         rules = Rules(target.exclude, -1, current.rules.refuse_hard_links)
         base = current.root
         unread: set[bytes] = set()
